@@ -29,11 +29,12 @@ from hatch_lower.canonical import sha256_file
 
 MACHINE = "x86_64"
 HEADERS = re.compile(
-    r"torch/include/(?:sleef|torch/csrc/inductor/aoti_torch/(?:c/\w+|generated/c_shim_(?:aten|cpu))"
+    r"torch/include/(?:sleef|torch/csrc/inductor/aoti_torch/(?:c/\w+|generated/c_shim_(?:aten|cpu|cuda))"
     r"|torch/csrc/inductor/aoti_runtime/(?:interface|utils)|torch/csrc/stable/c/shim)\.h"
 )
-OTHER_DEVICES = re.compile(r"_(?:cuda|mps|xpu)\.h")
+OTHER_DEVICES = re.compile(r"_(?:mps|xpu)\.h")
 LIBTORCH = "torch/lib/libtorch_cpu.so"
+LIBTORCH_CUDA = "torch/lib/libtorch_cuda.so"  # absent from builds for the CPU, which have its headers
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
 ALIAS = re.compile(r"\busing (\w+) = ([^;]+);|\btypedef ([^;{}()]+?)\s*\b(\w+);")
@@ -73,7 +74,10 @@ def read_release(path: Path) -> Release:
         ]
         libtorch = Path(wheel.extract(LIBTORCH, folder))
         exported, looked_up = exported_names(libtorch), set(LOOKED_UP.findall(libtorch.read_bytes()))
+        has_cuda = LIBTORCH_CUDA in wheel.namelist()
+        exported |= exported_names(Path(wheel.extract(LIBTORCH_CUDA, folder))) if has_cuda else set()
     declared = signatures(headers)
+    exported |= set() if has_cuda else {name for name in declared if "_cuda_" in name}
     version = path.name.split("-")[1]
     return Release(
         version=version.partition("+")[0],

@@ -24,6 +24,7 @@ from hatch_lower.cli.plan import plan
 from hatch_lower.cli.profile import profile
 from hatch_lower.cli.report import report
 from hatch_lower.cli.reproduce import reproduce
+from hatch_lower.cli.tune_kernels import tune_kernels
 from hatch_lower.errors import LowerError, ProcessError, reading_hint
 
 
@@ -68,6 +69,6 @@ def schema() -> None:
 
 for command in (
     *(init, inspect, report, diff, check, localize, fetch),
-    *(explain, plan, lower, reproduce, bench, profile, cache, new_backend),
+    *(explain, plan, lower, reproduce, bench, profile, tune_kernels, cache, new_backend),
 ):
     main.add_command(command)

@@ -16,6 +16,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
+from hatch_lower.config.option_files import with_contents
 from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.requirements import Extra
 from hatch_lower.config.tables import (
@@ -88,6 +89,10 @@ LONGEST_NAME = 100  # file systems allow 255 bytes, and suffixes and digests nee
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
 
 
+# by the setting `verify`, the reaction to a comparison for which this machine lacks the recipe's device
+WITHOUT_DEVICE: Mapping[object, Literal["fail", "interpret"]] = {"required": "fail", "interpret": "interpret"}
+
+
 class Recipe(Frozen):
     """A lowered variant of each model: `default` at the top level of the table, more under `recipes.<name>`."""
 
@@ -98,8 +103,7 @@ class Recipe(Frozen):
     atol: float = ATOL
     imports: tuple[str, ...] = ()
     on_mismatch: str = "leave-out"  # or `fail`
-    # the reaction to a comparison for which this machine lacks the recipe's device
-    without_device: Literal["skip", "fail"] = "skip"
+    without_device: Literal["skip", "fail", "interpret"] = "skip"
 
 
 class ModelSettings(Frozen):
@@ -178,7 +182,7 @@ def read_settings(
     entry_points, dependencies = project.entry_points, project.dependencies
     problems: list[str] = []
     given = read_toml_table(HookTable, table, path, problems)
-    recipes = resolve_recipes(given, path, problems)
+    recipes = resolve_recipes(given, root, path, problems)
     order = tuple(recipes)
     extras = resolve_extras(given, project.optional_dependencies, path, problems)
     models = tuple(resolve_models(given, entry_points, packages, regular, order, path, problems))
@@ -228,9 +232,10 @@ def file_name_problems(name: str, here: str) -> list[str]:
     return []
 
 
-def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
+def resolve_recipes(given: HookTable, root: Path, path: str, problems: list[str]) -> dict[str, Recipe]:
     recipes: dict[str, Recipe] = {}
     check_backends(given.backends, path, problems)
+    at_top = with_contents(given.backends, root, path, problems)
     first = {} if "default" in given.recipes else {"default": RecipeTable()}
     for name, recipe in {**first, **given.recipes}.items():
         here = f"{path}.recipes.{quote_key(name)}"
@@ -240,17 +245,17 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
         if name == "default" and given.backends and recipe.backends is not None:
             problems.append(f"`{here}.backends` repeats `{path}.backends`; keep either")
         check_backends(recipe.backends or (), here, problems)
-        backends = given.backends if name == "default" and recipe.backends is None else recipe.backends or ()
+        own = with_contents(recipe.backends or (), root, here, problems)
         verify = given.verify if recipe.verify is None else recipe.verify
         recipes[name] = Recipe(
             name,
-            backends,
+            at_top if name == "default" and recipe.backends is None else own,
             verify=verify is not False,
             rtol=given.rtol if recipe.rtol is None else recipe.rtol,
             atol=given.atol if recipe.atol is None else recipe.atol,
             imports=given.imports,
             on_mismatch=recipe.on_mismatch or given.on_mismatch,
-            without_device="fail" if verify == "required" else "skip",
+            without_device=WITHOUT_DEVICE.get(verify, "skip"),
         )
     return recipes
 

@@ -127,7 +127,7 @@ class BackendChoice(Frozen):
     name: str
     """Name of an installed entry point of the group `hatch_lower.backends`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Every other key of the table; the backend checks them."""
+    """Every other key of the table; the backend checks them. `option_files` replaces files by their contents."""
 
 
 class RecipeTable(Frozen):
@@ -136,7 +136,7 @@ class RecipeTable(Frozen):
     backends: tuple[BackendChoice, ...] | None = None
     """Backends, asked in this order; the first backend that claims an operation gets the operation. Without backends
     the recipe is a portable program."""
-    verify: Literal[True, False, "required"] | None = None
+    verify: Literal[True, False, "required", "interpret"] | None = None
     """Compare with eager before packaging. Default: the `verify` at the top."""
     rtol: float | None = field(default=None, metadata=LEAST)
     """Relative tolerance of the comparison. Default: the `rtol` at the top."""
@@ -196,8 +196,9 @@ class HookTable(Frozen):
     backends: tuple[BackendChoice, ...] = ()
     """Backends of the recipe `default`, asked in this order; the first backend that claims an operation gets the
     operation. A backend is a name, or a table of the name and the backend's own options: `{ name = "aoti", isa =
-    "x86-64-v4" }`. Without backends the recipe is a portable program of ATen operators, which runs wherever torch
-    does."""
+    "x86-64-v4" }`. An option `{ file = "kernels.json" }` has the contents of this JSON file of the project, which a
+    source distribution contains. Without backends the recipe is a portable program of ATen operators, which runs
+    wherever torch does."""
     recipes: Mapping[str, RecipeTable] = field(default_factory=dict)
     """More lowered variants: each model is lowered for each recipe. `load` tries the recipes in the order in which
     their tables are written, and `default` first unless a table `recipes.default` has another place. All recipes of a
@@ -208,14 +209,16 @@ class HookTable(Frozen):
     """Dotted name of the import package that gets the folder `_lowered`. Default: the innermost package with an
     `__init__.py` that contains the entry point's module; else the only package of the wheel, since a namespace package
     may belong to another distribution as well."""
-    verify: Literal[True, False, "required"] = True
+    verify: Literal[True, False, "required", "interpret"] = True
     """Compare each lowered method with eager before packaging: on its example inputs; on random inputs of a second, the
     smallest (also 0) and a large size of every dynamic dimension; on equal numbers and zeros; on integers at their
     limits; and on the model's `verify-inputs`. The large size is the largest for which the method takes and computes at
     most 16,384 elements, or half as many as for the example. `on-mismatch` sets the reaction to a mismatch. Where the
     build's machine lacks the device of a recipe, a GPU for example, the recipe is built and not compared: the build
     warns, and manifest, `hatch-lower inspect` and SBOM say so. `"required"`: a recipe that the build cannot compare
-    fails the build."""
+    fails the build. `"interpret"`: without the device, the program runs on the CPU, and the kernels for GPUs are
+    interpreted: a mismatch fails the build, and the recipe still reads as not compared, since the machine code has not
+    run. Only the backend `cuda` can be interpreted."""
     rtol: float = field(default=RTOL, metadata=LEAST)
     """Relative tolerance of the comparison in float32, for recipes that set none. For an output that is computed from
     numbers in half precision, the tolerance is 100 (float16) or 400 (bfloat16) times as wide."""

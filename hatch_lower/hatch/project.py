@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
+from hatch_lower.config.option_files import option_files
 from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.settings import Metadata, Settings, is_sample_file, read_settings
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
@@ -167,7 +168,7 @@ def is_something(folder: Path, pattern: str) -> bool:
 
 
 def input_files(hook: Hook) -> list[Path]:
-    """Return the files of `inputs`, `assets`, `card` and `verify-inputs`, even files that version control ignores."""
+    """Return the files that settings name, such as `inputs` and `card`, even files that version control ignores."""
     from hatch_lower.driver.inputs.present import files_matching
 
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
@@ -179,6 +180,7 @@ def input_files(hook: Hook) -> list[Path]:
         part = {key: table[key] for key in ("inputs", "models") if key in table}
         given = read_toml_table(HookTable, part, path, problems)
         patterns |= dict.fromkeys(given.inputs, f"{path}.inputs")
+        patterns |= {glob.escape(file): where for where, file in files_of_options(table, path)}
         for name, model in given.models.items():
             here = f"{path}.models.{quote_key(name)}"
             patterns |= dict.fromkeys(model.assets, f"{here}.assets")
@@ -201,6 +203,15 @@ def input_files(hook: Hook) -> list[Path]:
             hook.app.display_warning(f"hatch-lower: `{pattern}` in `{path}` matches no file")
         files.update(matches)
     return sorted(files)
+
+
+def files_of_options(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted path of each recipe's backends with the files that options of backends name."""
+    part = {key: table[key] for key in ("backends", "recipes") if key in table}
+    given = read_toml_table(HookTable, part, path, [])  # a build of the wheel reports what is wrong
+    recipes = {f"{path}.recipes.{quote_key(name)}": each.backends or () for name, each in given.recipes.items()}
+    for where, backends in {path: given.backends, **recipes}.items():
+        yield from ((f"{where}.backends", file) for file in option_files(backends))
 
 
 def set_tag(build_data: BuildData, tag: str) -> None:

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +30,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.runtime.arrays import find_arrays
 from hatch_lower.runtime.check import check_loaded_method
+from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.devices import place_program
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.leaves import stored_arrays
@@ -165,8 +166,9 @@ def load_written(
     outside: OutsideFiles | None = None,
     library: str = "torch",
     device: str = "cpu",
+    stand_ins: Mapping[str, type[Delegate]] | None = None,
 ) -> tuple[Plan, Executor]:
-    """Return a written plan and its executor, with the installed run halves, as in an installed package.
+    """Return a written plan and its executor, as in an installed package: with installed run halves, or `stand_ins`.
 
     Raises an `UnavailableError` if this machine lacks the program's processor or device.
     """
@@ -178,7 +180,7 @@ def load_written(
             found=reason,
             hint="name a target of this machine in the options of the recipe's backend",
         )
-    file, kinds, arrays = open_written(constants, outside), DelegateKinds(checks_outputs=True), find_arrays(library)
+    kinds, arrays = DelegateKinds(stand_ins, checks_outputs=True), find_arrays(library)
     placement = place_program(device, plan.backends, plan.target, arrays, kinds)
     if isinstance(placement, str):
         raise UnavailableError(
@@ -187,6 +189,7 @@ def load_written(
             found=placement,
             hint="take another recipe on this machine",
         )
+    file = open_written(constants, outside)
     return plan, executor_of(plan, file, kinds, arrays.on_device(placement.arrays, placement.computes_on), folder)
 
 

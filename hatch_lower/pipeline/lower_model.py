@@ -58,7 +58,7 @@ from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
 from hatch_lower.pipeline.recipes import device_of, partitioner_of, recipe_entry, refuse_torch, refuse_unmet
 from hatch_lower.pipeline.reuse import KnownRecipes, find_export, find_recipes, keep_export, keep_made, share_recipes
-from hatch_lower.pipeline.verify import UncomparableError, verify_recipes
+from hatch_lower.pipeline.verify import InterpretedError, UncomparableError, verify_recipes
 
 
 def lower_model(inputs: BuildInputs, services: Services) -> ModelReport:
@@ -99,8 +99,8 @@ def lower_verified(inputs: BuildInputs, services: Services, known: KnownRecipes)
         unknown = [lowered for lowered in recipes if not attempt.known.is_known(lowered)]
         try:
             comparison = verify_recipes(inputs, services, unknown)
-        except UncomparableError:
-            raise  # no other lowering has another device
+        except (UncomparableError, InterpretedError):
+            raise  # no other lowering has another device, or names the kernels at fault
         except VerificationError as error:
             attempt = next_attempt(inputs, services, attempt, recipes, error)
             # a library that this process has loaded must not be written again

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from contextlib import ExitStack, contextmanager
+from dataclasses import field, replace
 from pathlib import Path
 
 from hatch_lower.cache.store import suspected
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, UnavailableError, VerificationError
 from hatch_lower.events import Event, stage
+from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.format.record import VerifiedMethod, worst
@@ -27,10 +29,12 @@ from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.recipes import device_of, wheel_requirements
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import replaced_in, take_apart
+from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.torch_private import tensors
 
+INTERPRETED = "its kernels were interpreted on the CPU, and the machine code has not run"
 EXAMPLES = "examples.safetensors"  # the example inputs and all of eager's outputs; the wheel has a limited selection
 
 
@@ -58,6 +62,10 @@ class UncomparableError(VerificationError):
         self.reason = " ".join(error.what.split())
 
 
+class InterpretedError(VerificationError):
+    """The program, whose kernels are interpreted on the CPU, cannot be compared or computes other numbers."""
+
+
 class Comparison(Frozen):
     """The comparison of some recipes with eager."""
 
@@ -82,6 +90,9 @@ def verify_recipes(inputs: BuildInputs, services: Services, recipes: Sequence[Bu
                 if lowered.recipe.without_device == "fail":
                     raise
                 reasons[name] = error.reason
+                if lowered.recipe.without_device == "interpret":
+                    verified += compare_interpreted(inputs, services, lowered, error)
+                    reasons[name] = INTERPRETED
             else:
                 services.packager.refuse_changed(lowered.files, place)
                 verify_afresh(inputs, services, lowered)
@@ -113,8 +124,41 @@ def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe)
         describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed the pipes")
 
 
+def compare_interpreted(
+    inputs: BuildInputs, services: Services, lowered: BuiltRecipe, missing: UncomparableError
+) -> list[VerifiedMethod]:
+    """Compare a program on the CPU, with stand-ins for the run halves of its backends."""
+    with stand_ins_of(lowered, missing) as kinds:
+        try:
+            methods = list(verify_here(inputs, services, lowered, wishes=False, stand_ins=kinds))
+        except UncomparableError:
+            raise
+        except VerificationError as error:
+            raise InterpretedError(
+                f"by interpretation of its kernels: {error.what}", where=error.where, found=error.found, hint=error.hint
+            ) from error
+    return [replace(method, compared=f"interpreted: {method.compared}") for method in methods]
+
+
+@contextmanager
+def stand_ins_of(lowered: BuiltRecipe, missing: UncomparableError) -> Iterator[Mapping[str, type[Delegate]]]:
+    with ExitStack() as stack:
+        kinds: dict[str, type[Delegate]] = {}
+        for used in lowered.used:
+            opened = find_backend(used.backend).stand_in()
+            if opened is None:
+                raise missing
+            kinds[used.backend] = stack.enter_context(opened)
+        yield kinds
+
+
 def verify_here(
-    inputs: BuildInputs, services: Services, lowered: BuiltRecipe, *, wishes: bool
+    inputs: BuildInputs,
+    services: Services,
+    lowered: BuiltRecipe,
+    *,
+    wishes: bool,
+    stand_ins: Mapping[str, type[Delegate]] | None = None,
 ) -> Iterator[VerifiedMethod]:
     # `wishes`: report which real inputs are advisable; only for the first recipe, as the advice is the same for all
     source, recipe, reporter = inputs.source, lowered.recipe, services.reporter
@@ -124,7 +168,7 @@ def verify_here(
         with process_restored(), stage(reporter, "compare", source.name, recipe.name, method.name) as describe:
             if loaded is None:  # inside the stage, so that a crash while loading a library is reported with the stage
                 try:
-                    loaded = load_program(services.packager, lowered, place_of(source.name, recipe))
+                    loaded = load_program(services.packager, lowered, place_of(source.name, recipe), stand_ins)
                 except UncomparableError as error:
                     missing = error
                     describe(f"not compared: {error.found}")
@@ -205,15 +249,18 @@ def on_device(call: Callable[..., object], arrays: Arrays) -> Callable[..., obje
     return run
 
 
-def load_program(packager: Packager, lowered: BuiltRecipe, place: str) -> tuple[Plan, Executor]:
+def load_program(
+    packager: Packager, lowered: BuiltRecipe, place: str, stand_ins: Mapping[str, type[Delegate]] | None
+) -> tuple[Plan, Executor]:
     """Load a program like an installed package; raise `VerificationError` for any exception of a run half.
 
     The error is an `UncomparableError` if this machine lacks the program's device.
     """
     try:
         plan = packager.source(lowered.files.plan.path)
-        constants, device = constants_path(packager, lowered), device_of(lowered.recipe.backends, place)
-        return load_written(plan, constants, packager.folder, packager.outside, device=device)
+        constants, outside = constants_path(packager, lowered), packager.outside
+        device = "cpu" if stand_ins is not None else device_of(lowered.recipe.backends, place)
+        return load_written(plan, constants, packager.folder, outside, device=device, stand_ins=stand_ins)
     except UnavailableError as error:
         raise UncomparableError(error, place) from error
     except BaseException as error:

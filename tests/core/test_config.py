@@ -167,6 +167,9 @@ def test_another_path_of_the_table_is_named() -> None:
         )
 
 
+VERIFY = '`{}.verify` must be one of true, false, "required", "interpret"'
+
+
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
@@ -179,9 +182,12 @@ def test_another_path_of_the_table_is_named() -> None:
         ({"timeout": 0.5}, "`{}.timeout` must be an integer of at least 1, found the number 0.5"),
         ({"rtol": {"float16": 0.1}}, "`{}.rtol` must be a number of at least 0, found a table"),
         ({"atol": float("nan")}, "`{}.atol` must be a number of at least 0, found the number nan"),
-        ({"verify": "yes"}, '`{}.verify` must be one of true, false, "required", found the string "yes"'),
-        ({"verify": {"enabled": True}}, '`{}.verify` must be one of true, false, "required", found a table'),
-        ({"verify": 1}, '`{}.verify` must be one of true, false, "required", found the number 1'),
+        ({"verify": "yes"}, VERIFY + ', found the string "yes"'),
+        (
+            {"verify": {"enabled": True}},
+            VERIFY + ", found a table",
+        ),
+        ({"verify": 1}, VERIFY + ", found the number 1"),
         ({"package": ""}, '`{}.package` must be a string that is not empty, found the string ""'),
         (
             {"editable": "eagre"},
@@ -586,3 +592,35 @@ def test_a_recipe_without_on_mismatch_has_that_of_the_top(recipe: str | None) ->
         "default": "fail",
         "fast": recipe or "fail",
     }
+
+
+def with_file(name: str) -> dict[str, Any]:
+    return {"recipes": {"fast": {"backends": [{"name": "null", "choices": {"file": name}, "plain": {"file": 1}}]}}}
+
+
+def test_an_option_in_a_file_has_the_contents_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "choices.json").write_text('{"format": 1}')
+    (_, fast) = read(with_file("choices.json")).recipes
+    assert fast.backends == (BackendChoice("null", {"choices": {"format": 1}, "plain": {"file": 1}}),)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("absent.json", "names a file that cannot be read, found `absent.json`: No such file or directory"),
+        ("wrong.json", "names a file that is no JSON, found `wrong.json`: Expecting value: line 1 column 1 (char 0)"),
+        ("../x.json", 'must be a JSON file of the project, such as `card.json`, found "../x.json"'),
+        ("large.json", "must have at most 16 MiB, found `large.json` with more"),
+    ],
+)
+def test_a_wrong_file_of_an_option_is_a_problem(
+    name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "wrong.json").write_text("?")
+    with (tmp_path / "project" / "large.json").open("wb") as file:
+        file.truncate((16 << 20) + 1)
+    assert problems(with_file(name)) == [f"`{LOWER}.recipes.fast.backends[0].choices.file` {found}"]

@@ -60,6 +60,11 @@ ALLOWED = {
     "backends/testing/determinism.py": IMPORTS,
     # the program of an installed wheel, its digest and the permissions of its place compared before
     "runtime/torch_private/inductor.py": {"torch._C._aoti"},
+    # the kernels of a library that the same build has compiled, interpreted in a process of their own, and the messages
+    # of this process
+    "runtime/torch_private/kernel_interpreter.py": {*GENERATED, *LIBRARIES},
+    "runtime/torch_private/handles.py": {*LIBRARIES, "torch._C._aoti"},
+    "backends/cuda/interpreted.py": {*LIBRARIES, "torch.load"},
     # what an installed run half names as the function that loads a blob to be timed
     "runtime/timing.py": IMPORTS,
     # libraries that are in the process already, and a tensor's memory

@@ -713,18 +713,22 @@ def test_a_card_that_is_not_valid_is_refused_before_a_model_is_exported(
     assert "`modelCard.licence` is not a field of a model's card" in capsys.readouterr().err
 
 
-def test_a_source_distribution_has_the_assets_and_real_inputs(make_project: MakeProject, lowering: Lowering) -> None:
+def test_a_source_distribution_has_the_files_and_assets_that_settings_name(
+    make_project: MakeProject, lowering: Lowering
+) -> None:
     start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
     named = 'models.digits.verify-inputs = "words/a[1].safetensors"\nmodels.digits.card = "words/card.json"'
+    named += '\nrecipes.fast.backends = [{ name = "null", choices = { file = "words/choices.json" } }]'
     root = make_project(f'models.digits.assets = ["words/*.txt"]\n{named}', start=start)
     (root / "words").mkdir()
     (root / "words" / "labels.txt").write_text("zero\n")
     (root / "words" / "a[1].safetensors").write_bytes(b"")
-    (root / "words" / "card.json").write_text("{}")
+    for name in ("card.json", "choices.json"):
+        (root / "words" / name).write_text("{}")
     (root / ".gitignore").write_text("words/\n")
     (sdist,) = SdistBuilder(str(root), plugin_manager=manager()).build()
     with tarfile.open(sdist) as archive:
-        names = {"labels.txt", "a[1].safetensors", "card.json"}
+        names = {"labels.txt", "a[1].safetensors", "card.json", "choices.json"}
         assert {f"digits-1.0/words/{name}" for name in names} <= set(archive.getnames())
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.export import export
 from torch_tried import PACKAGE, ROOM, TABLE, is_there, looked_for, names_of, used, used_with_older
 
-from hatch_lower.runtime.torch_private import inductor, operators, programs, symbols, tensors, unimported
+from hatch_lower.runtime.torch_private import inductor, older, operators, programs, symbols, tensors, unimported
 from hatch_lower.runtime.torch_private.older import accepted, inductor_mended, is_older, without_newer
 
 pytestmark = pytest.mark.torch
@@ -150,6 +150,25 @@ def test_an_option_is_given_where_a_class_takes_it() -> None:
 
     assert accepted(build, compiler="g++") == {"compiler": "g++"}
     assert accepted(lambda: None, compiler="g++") == {}
+
+
+def test_an_error_of_a_library_has_the_library_s_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        constants = 3
+
+        def run(self, inputs: list[torch.Tensor]) -> None:
+            raise RuntimeError("run_func_ failed")
+
+    runner = older.TellingRunner(Failing(), Path("partition.so"))
+    assert runner.constants == 3
+    for text, expected in (("index out of range", "index out of range"), ("", "run_func_ failed")):
+        monkeypatch.setattr(older, "last_error", lambda path, text=text: text)
+        with pytest.raises(RuntimeError, match=f"^{expected}$"):
+            runner.run([])
+
+
+def test_a_library_without_texts_of_errors_has_none() -> None:
+    assert older.last_error(Path(torch.__file__).parent / "lib" / "libc10.so") == ""
 
 
 def test_operators_say_their_names() -> None:

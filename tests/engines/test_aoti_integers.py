@@ -18,6 +18,7 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.torch_private.inductor_numbers import LONGEST, is_exact, limit_to_dtype
+from hatch_lower.runtime.torch_private.older import is_older
 from hatch_lower.runtime.torch_private.symbols import ValueRanges, int_oo
 
 pytestmark = [
@@ -134,9 +135,10 @@ def test_scatters_that_reduce_take_any_number_of_places_and_check_them(
     torch.testing.assert_close(loaded(x, places, more), Scattered()(x, places, more))
     with pytest.raises(RuntimeError, match="out of bounds"):
         Scattered()(x, places + 1, more)
-    with pytest.raises(LowerError, match="index"):
+    # the reason in libtorch's function is not in the error of an older torch, which prints the reason
+    with pytest.raises(LowerError, match="scatter_reduce" if is_older() else "index"):
         loaded(x, places + 1, more)
-    assert capfd.readouterr().err == ""
+    assert is_older() or capfd.readouterr().err == ""
 
 
 class Subtracted(nn.Module):

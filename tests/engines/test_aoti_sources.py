@@ -18,14 +18,17 @@ from hatch_lower.backends.aoti.configuration import parse_options
 from hatch_lower.backends.aoti.library import (
     INTERFACE,
     KERNELS,
+    LAST_ERROR,
     WRAPPER,
     CppSource,
     CppSources,
     choose_processor,
     compilation,
+    without_prints,
 )
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.runtime.torch_private.inductor import interface_path
 from hatch_lower.runtime.torch_private.unimported import tried_versions
 
 pytestmark = pytest.mark.torch
@@ -67,6 +70,28 @@ def test_code_over_integers_holds_no_address_of_the_process() -> None:
     text = "".join(source.text for source in sources_of(edge, {"isa": "x86-64-v4-vnni"}))
     assert "qconv" in text
     assert re.findall(r"0x[0-9a-f]{6,}", text) == []
+
+
+def test_a_library_keeps_the_text_of_its_last_error_and_prints_none() -> None:
+    macro = """\
+#define CONVERT_EXCEPTION_TO_ERROR_CODE(...)    \\
+  try {                                         \\
+    __VA_ARGS__                                 \\
+  } catch (const std::exception& e) {           \\
+    std::cerr << "Error: " << e.what() << '\\n'; \\
+    return AOTI_RUNTIME_FAILURE;                \\
+  }                                             \\
+  return AOTI_RUNTIME_SUCCESS;
+int other;
+"""
+    found = without_prints(macro)
+    assert found.startswith(LAST_ERROR + "#define")
+    assert "hatch_lower_last_error = e.what();" in found
+    assert "std::cerr" not in found
+    later = without_prints(f"AOTInductorGetLastError {macro}")
+    assert "hatch_lower" not in later
+    assert "std::cerr" not in later
+    assert "AOTInductorGetLastError(" in without_prints(interface_path().read_text())
 
 
 def test_code_is_for_the_named_processors_only() -> None:

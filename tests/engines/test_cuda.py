@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import shutil
-import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +16,22 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from hatch_lower.backends.aoti.record import GeneratedCode
 from hatch_lower.backends.aoti.versions import read_symbols
 from hatch_lower.backends.cuda import attention, toolchain
 from hatch_lower.backends.cuda.compile import CudaBackend, CudaCopy, refuse_merged, refuse_unlike
-from hatch_lower.backends.cuda.images import CHOICE, EXACT, PTX, SAME_MAJOR, Image, pack_images, with_images
+from hatch_lower.backends.cuda.cubins import (
+    ENTRY,
+    EXACT,
+    HEAD,
+    PTX,
+    SAME_MAJOR,
+    Image,
+    KernelFacts,
+    kernels_in,
+    pack_images,
+)
+from hatch_lower.backends.cuda.images import CHOICE, with_images
 from hatch_lower.backends.cuda.options import GPUS, CudaOptions, parse_options
 from hatch_lower.backends.cuda.run import ALIGNMENT, CudaDelegate, aligned
 from hatch_lower.errors import BackendError, ProgramError
@@ -96,6 +107,14 @@ def test_new_weights_and_another_folder_give_equal_bytes(
 def test_each_of_several_constants_of_one_shape_is_bound(lowered: PreprocessResult) -> None:
     assert lowered.info["constants"] == 5
     assert lowered.info["bound"] == [0, 1, 2, 3, 4]
+
+
+@compiles
+def test_a_library_states_the_resources_of_its_kernels(lowered: PreprocessResult) -> None:
+    found = kernels_in(memoryview(lowered.processed_bytes))
+    named = {name.partition(":")[0] for name in lowered.debug_handle_map or () if "triton" in str(name)}
+    assert len(found) == len(named)
+    assert all(isinstance(kernel, KernelFacts) and 0 < kernel.registers <= 255 for kernel in found)
 
 
 @compiles
@@ -246,7 +265,7 @@ def test_attention_is_one_call(inputs: Sequence[Tensor], function: str) -> None:
 
 
 KERNEL = TritonKernel(
-    "k", "", {}, 1, {80: b"cubin80", 90: b"cubin90"}, {80: "ptx80", 90: "ptx90"}, 0, {80: "sm_80", 90: "sm_90a"}
+    "k", "", "", {}, False, {80: b"cubin80", 90: b"cubin90"}, {80: "ptx80", 90: "ptx90"}, 0, {80: "sm_80", 90: "sm_90a"}
 )
 
 
@@ -256,14 +275,14 @@ def test_a_kernel_of_another_architecture_is_refused() -> None:
 
 
 def test_a_kernel_with_too_much_shared_memory_is_refused() -> None:
-    kernel = TritonKernel("k", "", {}, 1, {86: b""}, {86: ""}, 120_000, {86: "sm_86"})
+    kernel = TritonKernel("k", "", "", {}, False, {86: b""}, {86: ""}, 120_000, {86: "sm_86"})
     with pytest.raises(BackendError, match="more shared memory") as caught:
         refuse_unlike([kernel], CudaOptions(("sm_86",)))
     assert caught.value.found == "120000 bytes of 101376"
 
 
 def test_kernels_that_are_loaded_otherwise_are_refused() -> None:
-    generated: Any = SimpleNamespace(wrapper="loadKernel(__other_start, 0)")
+    generated = GeneratedCode("loadKernel(__other_start, 0)", "", frozenset(), {})
     with pytest.raises(BackendError, match="loads kernels in another way"):
         with_images(generated, [KERNEL])
 
@@ -282,7 +301,8 @@ def test_the_wrapper_chooses_the_image_of_the_gpu(capability: tuple[int, int], i
             Image(8, 6, SAME_MAJOR, b"B"),
             Image(9, 0, EXACT, b"C"),
             Image(8, 0, PTX, b"P\0"),
-        ]
+        ],
+        shared=0,
     )
     (tmp_path / "cuda.h").write_text(DRIVER.format(*capability))
     (tmp_path / "choose.cpp").write_text(CHOICE + CALLER)
@@ -313,13 +333,18 @@ extern "C" int choose(const void* table) {
 
 
 def test_images_begin_at_multiples_of_16_bytes() -> None:
-    table = pack_images([Image(8, 0, SAME_MAJOR, b"abc"), Image(9, 0, EXACT, b"de")])
-    entries = [struct.unpack_from("<HHIQ", table, 8 + 16 * place) for place in range(2)]
-    assert [table[entry[3] :][:2] for entry in entries] == [b"ab", b"de"]
+    table = pack_images([Image(8, 0, SAME_MAJOR, b"abc"), Image(9, 0, EXACT, b"de")], shared=0)
+    entries = [ENTRY.unpack_from(table, HEAD.size + ENTRY.size * place) for place in range(2)]
+    assert [table[entry[3] :][: entry[4]] for entry in entries] == [b"abc", b"de"]
     assert all(entry[3] % 16 == 0 for entry in entries)
 
 
 # Run half
+
+
+def test_a_profile_does_not_measure_inside_a_library() -> None:
+    assert not CudaDelegate.timed
+    assert CudaDelegate.untimed == "its library has no timers"
 
 
 class Runner:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.older import EXECUTORCH
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -42,7 +43,7 @@ class Multiples(nn.Module):
         )
 
 
-@pytest.mark.parametrize("engine", ["aoti", "onnxruntime", "executorch"])
+@pytest.mark.parametrize("engine", ["aoti", "onnxruntime", EXECUTORCH])
 def test_a_multiple_of_a_divisor_is_divided_as_eager_does(engine: str, tmp_path: Path) -> None:
     module = Multiples()
     args = torch.arange(-300, 300) * 3.7, torch.tensor([3.7]), torch.arange(100)

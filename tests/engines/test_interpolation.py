@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from support.older import EXECUTORCH
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -297,7 +298,7 @@ BETWEEN: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ["reference", "executorch", "aoti", *ENGINES])
+@pytest.mark.parametrize("engine", ["reference", EXECUTORCH, "aoti", *ENGINES])
 @pytest.mark.parametrize("mode", BETWEEN)
 def test_places_between_elements_are_rounded_as_in_eager(engine: str, mode: str, tmp_path: Path) -> None:
     function, image = BETWEEN[mode], torch.randn(2, 16, 8, 300, generator=torch.Generator().manual_seed(0))
@@ -307,7 +308,7 @@ def test_places_between_elements_are_rounded_as_in_eager(engine: str, mode: str,
     torch.testing.assert_close(model(image), function(image), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["executorch", "aoti", *ENGINES])
+@pytest.mark.parametrize("engine", [EXECUTORCH, "aoti", *ENGINES])
 def test_an_engine_takes_places_by_a_power_of_two_or_of_few_elements(engine: str) -> None:
     def sized(x: Tensor, few: Tensor) -> Any:
         many = (F.interpolate(x, size, mode="bilinear") for size in ((600, 300), (75, 300)))
@@ -377,7 +378,7 @@ def test_corners_in_place_are_rounded_by_the_steps_between_them() -> None:
     assert not places_of(lambda x: F.interpolate(x, (202, 3), mode="bilinear"), image.half())
 
 
-@pytest.mark.parametrize("engine", ["executorch", "reference", *ENGINES])
+@pytest.mark.parametrize("engine", [EXECUTORCH, "reference", *ENGINES])
 def test_places_that_depend_on_the_processor_or_on_the_dtype_are_torchs_own(engine: str) -> None:
     def nearest(x: Tensor) -> Any:
         line, volume = x[:, :, 0], x[:, None]

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,14 +19,16 @@ from support.scenarios import built_scenario, only, unpack
 from support.shared import Shared
 from support.venv import run
 
-from hatch_lower.cli.measure.exact import exact_figures, kernels_in
+from hatch_lower.backends.cuda.cubins import PTX, SAME_MAJOR, Image, pack_images
+from hatch_lower.cli.measure.exact import exact_figures, loops_in, read
 from hatch_lower.cli.measure.figures import METRICS, Figures, FigureSubject
 from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.driver.contents import find_contents
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
-EXACT = {name for name, metric in METRICS.items() if metric.tier == "exact"}
+OF_GPUS = {"kernel-registers", "kernel-shared-bytes", "kernel-stack-bytes"}
+EXACT = {name for name, metric in METRICS.items() if metric.tier == "exact"} - OF_GPUS
 ELF = b"\x7fELF" + bytes(60)
 # The whole exact tier: of a wheel, and of the folder that it is unpacked to.
 SCRIPT = """
@@ -113,6 +116,49 @@ def test_native_code_of_an_unknown_backend_has_no_number_of_kernels(tmp_path: Pa
     assert "kernels" not in figures["net/default/forward"]
 
 
+def test_kernels_for_gpus_are_counted_with_the_most_that_each_needs(tmp_path: Path) -> None:
+    tables = [
+        kernel_table({80: (13, 0), 90: (18, 8)}, shared=0),
+        kernel_table({80: (40, 0), 90: (32, 0)}, shared=4096),
+    ]
+    blobs = {"net/delegates/a.so": ELF + b"".join(tables), "net/delegates/b.so": ELF + tables[0]}
+    delegates = [delegate("cuda", file) for file in blobs]
+    figures = figures_of(tmp_path / "_lowered", plan=plan_of(*delegates, calls=2), blobs=blobs)
+    found = figures["net/default/forward"]
+    assert {name: found[name] for name in ("kernels", *sorted(OF_GPUS))} == {
+        "kernels": 3,
+        "kernel-registers": 40,
+        "kernel-shared-bytes": 4096,
+        "kernel-stack-bytes": 8,
+    }
+
+
+def test_a_damaged_table_of_kernels_has_no_figure(tmp_path: Path) -> None:
+    table = kernel_table({80: (13, 0)}, shared=0).replace(b".nv.info", b".no.info")
+    blobs = {"net/delegates/a.so": ELF + table}
+    plan = plan_of(delegate("cuda", "net/delegates/a.so"), calls=1)
+    figures = figures_of(tmp_path / "_lowered", plan=plan, blobs=blobs)
+    assert "kernels" not in figures["net/default/forward"]
+
+
+def kernel_table(facts: dict[int, tuple[int, int]], *, shared: int) -> bytes:
+    """Return a table of images; `facts` are registers and bytes of stack by compute capability."""
+    images = [Image(*divmod(each, 10), SAME_MAJOR, cubin(*values)) for each, values in facts.items()]
+    return pack_images([*images, Image(8, 0, PTX, b".target sm_80\0")], shared)
+
+
+def cubin(registers: int, stack: int) -> bytes:
+    """Return machine code's frame: a section `.nv.info` with values without, and with, contents."""
+    info = struct.pack("<BBH", 3, 0x1B, 255)
+    info += b"".join(struct.pack("<BBHII", 4, name, 8, 6, value) for name, value in ((0x2F, registers), (0x11, stack)))
+    names = b"\0.nv.info\0.shstrtab\0"
+    sections = [(0, 0, 0, 0), (1, 0x70000000, 64, len(info)), (10, 3, 64 + len(info), len(names))]
+    begin = 64 + len(info) + len(names)
+    head = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, begin, 0, 64, 0, 0, 64, 3, 2)
+    table = [struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, at, size, 0, 0, 1, 0) for name, kind, at, size in sections]
+    return b"".join([head, info, names, *table])
+
+
 @pytest.mark.parametrize(("backend", "copied"), [("aoti", 1), ("null", 1), ("onnxruntime", None), ("own", None)])
 def test_constants_that_an_engine_may_copy_have_no_figure(tmp_path: Path, backend: str, copied: int | None) -> None:
     tensors = {"a": floats(1, 2), "b": floats(3, 4)}
@@ -131,7 +177,7 @@ def test_constants_that_an_engine_may_copy_have_no_figure(tmp_path: Path, backen
 
 @pytest.mark.parametrize("data", [b"\x7fELF", b"\x7fELF\2\1\1" + b"\xff" * 57, b"\x7fELF\1\2\1" + b"\x7f" * 4096])
 def test_a_damaged_library_has_no_number_of_kernels(data: bytes) -> None:
-    assert kernels_in(memoryview(data)) is None
+    assert read(loops_in, memoryview(data)) is None
 
 
 def test_a_method_without_operations_has_no_share(tmp_path: Path) -> None:

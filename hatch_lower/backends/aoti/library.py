@@ -46,7 +46,7 @@ ELF_HEADER = struct.Struct("<16x H 22x Q 10x H H 2x")
 ELF_OBJECT, ELF_LIBRARY = 1, 3
 INTERFACE = "interface.cpp"  # the code that all libraries share
 EXPORTS = "exports.map"  # a file in the folder where libraries are linked
-# The symbols that torch looks up in a library, and the kernels that `hatch-lower diff` looks up. All other exports
+# The symbols that torch looks up in a library, and the kernels that `hatch-lower bench` counts. All other exports
 # would be names of the C++ library, a fifth of the file.
 EXPORTED = "{ global: AOTInductor*; cpp_*; hatch_lower_*; local: *; };\n"
 ENTRANCE = b"\0AOTInductorModelContainerRun\0"  # the function by which a library's model is run
@@ -218,6 +218,16 @@ __asm__(
 
 
 PRINT = re.compile(r"std::cerr\b[^;]*;")
+# Until torch 2.13 a library only prints an error; later, torch asks for the text by a function, which is added here.
+LAST_ERROR = """\
+static thread_local std::string hatch_lower_last_error;
+extern "C" AOTI_API AOTIRuntimeError AOTInductorGetLastError(const char** message) {
+  *message = hatch_lower_last_error.c_str();
+  return AOTI_RUNTIME_SUCCESS;
+}
+"""
+ERRORS_PRINTED = re.compile(r"^#define CONVERT_EXCEPTION_TO_ERROR_CODE.*?\n[^\\\n]*\n", re.MULTILINE | re.DOTALL)
+TEXT_PRINTED = re.compile(r'std::cerr << "Error: " << (e\.what\(\))[^;]*;')
 
 WRAPPER, KERNELS, BINARIES = "wrapper.cpp", "kernels.cpp", "binaries.s"
 
@@ -235,9 +245,10 @@ class CppSources:
 
     def __init__(self, device: str = "cpu") -> None:
         self._interface = interface_path().read_text(encoding="utf-8").strip() + "\n"
-        self._tail = NO_CONSTANTS + write_refusals(later_functions(self._interface))
+        quiet = without_prints(self._interface)
+        self._tail = NO_CONSTANTS + write_refusals(later_functions(quiet))
         header = f"#include <torch/csrc/inductor/aoti_include/{device}.h>\n"
-        self.shared = CppSource(INTERFACE, header + without_prints(self._interface) + TEMPLATE + self._tail)
+        self.shared = CppSource(INTERFACE, header + quiet + TEMPLATE + self._tail)
 
     def of(self, generated: GeneratedCode) -> list[CppSource]:
         """Return the files of a partition, the shared file first unless the partition does without."""
@@ -252,15 +263,30 @@ class CppSources:
 
 
 def write_binaries(binaries: Mapping[str, bytes]) -> CppSource:
-    """Return an assembler file that defines a read-only symbol for each content."""
-    symbols = [f'.balign 16\n.globl {name}\n.hidden {name}\n{name}:\n.incbin "{name}.bin"\n' for name in binaries]
-    lines = [".section .rodata\n", *symbols, '.section .note.GNU-stack,"",@progbits\n']
-    return CppSource(BINARIES, "".join(lines), {f"{name}.bin": data for name, data in binaries.items()})
+    """Return an assembler file with a read-only symbol for each content; `.name` is a section that is never loaded."""
+    # a kernel's name may be longer than a file's
+    files = {name: f"{place}.bin" for place, name in enumerate(binaries)}
+    symbols = [
+        f'.balign 16\n.globl {name}\n.hidden {name}\n{name}:\n.incbin "{file}"\n'
+        for name, file in files.items()
+        if not name.startswith(".")
+    ]
+    sections = [
+        f'.section {name},"",@progbits\n.incbin "{file}"\n' for name, file in files.items() if name.startswith(".")
+    ]
+    lines = [".section .rodata\n", *symbols, *sections, '.section .note.GNU-stack,"",@progbits\n']
+    return CppSource(BINARIES, "".join(lines), {files[name]: data for name, data in binaries.items()})
 
 
 def without_prints(interface: str) -> str:
     """Return the interface's C++ without its prints: torch also prints the text of each error that it raises."""
+    if "AOTInductorGetLastError" not in interface:
+        interface = ERRORS_PRINTED.sub(keep_text, interface)
     return PRINT.sub("", interface)
+
+
+def keep_text(macro: re.Match[str]) -> str:
+    return LAST_ERROR + TEXT_PRINTED.sub(r"hatch_lower_last_error = \1;", macro[0])
 
 
 Object = tuple[str, Future[None]]  # a file and its compilation

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,9 +25,12 @@ from hatch_lower.backends.aoti.library import LibraryPool
 from hatch_lower.backends.aoti.record import GeneratedCode, generate
 from hatch_lower.backends.aoti.versions import LibrarySymbols, read_symbols, torch_requirement
 from hatch_lower.backends.cuda.images import with_images
+from hatch_lower.backends.cuda.interpret import interpreting
 from hatch_lower.backends.cuda.options import (
     BACKEND_ID,
     GPUS,
+    KERNELS,
+    MEASURE,
     CudaOptions,
     cuda_settings,
     host_isa,
@@ -41,9 +45,12 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.runtime.delegates import Delegate
+from hatch_lower.runtime.torch_private.cuda import capability_of, current_gpu, name_of
 from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel, gpu_stand_ins, triton_versions
+from hatch_lower.runtime.torch_private.kernel_times import measure_on_gpu, time_kernels
 
-VERSION = "1"
+VERSION = "2"
 
 
 class CudaPartitioner(InductorPartitioner):
@@ -91,6 +98,10 @@ class CudaBackend(BackendDetails):
         return "cuda"
 
     @classmethod
+    def stand_in(cls) -> AbstractContextManager[type[Delegate]]:
+        return interpreting()
+
+    @classmethod
     def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
         return (torch_requirement(torch.__version__, None),)
 
@@ -117,10 +128,19 @@ def compile_partitions(programs: Sequence[ExportedProgram], options: CudaOptions
     with compiling() as (compiler, folder), LibraryPool(compiler, folder, BACKEND_ID) as pool:
         # inductor lowers a program while the compiler works on earlier ones
         lowered = generate_all(programs, options)
-        waiting = [(copied, generated, pool.add(generated)) for copied, generated in lowered]
-        return [
-            make_result(copied, generated, wait(), target_of(options, compiler)) for copied, generated, wait in waiting
-        ]
+        waiting = [(partition, pool.add(partition.generated)) for partition in lowered]
+        results = [make_result(partition, wait(), target_of(options, compiler)) for partition, wait in waiting]
+    for partition, _ in waiting:
+        warn_of_unknown(partition.kernels)
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredPartition:
+    copied: CudaCopy
+    generated: GeneratedCode
+    kernels: Sequence[TritonKernel]
+    times: Mapping[str, object] | None  # the result of `measured`, if the options ask for it
 
 
 @contextmanager
@@ -139,15 +159,36 @@ def compiling() -> Iterator[tuple[CudaCompiler, Path]]:
             yield compiler, folder
 
 
-def generate_all(programs: Sequence[ExportedProgram], options: CudaOptions) -> Iterator[tuple[CudaCopy, GeneratedCode]]:
+def generate_all(programs: Sequence[ExportedProgram], options: CudaOptions) -> Iterator[LoweredPartition]:
     for program in programs:
         copied = CudaCopy(program)
         kernels: list[TritonKernel] = []
-        with gpu_stand_ins(options.gpu, options.capabilities, kernels):
+        tuning: list[str] = []
+        with gpu_stand_ins(options.gpu, options.capabilities, kernels, options.choices, tuning):
             generated = generate(copied)
         refuse_unlike(kernels, options)
         refuse_merged(copied, generated)
-        yield copied, with_images(generated, kernels)
+        times = measured(tuning) if options.measures else None
+        yield LoweredPartition(copied, with_images(generated, kernels), kernels, times)
+
+
+def measured(tuning: Sequence[str]) -> dict[str, object]:
+    """Measure kernels on the GPU of this machine, and return the times and the machine."""
+    gpu = current_gpu()
+    major, minor = capability_of(gpu)
+    times = [each for code in tuning for each in time_kernels(code, 10 * major + minor, measure_on_gpu)]
+    machine = f"{name_of(gpu)}, torch {torch.__version__}, triton {triton_versions(())['triton']}"
+    return {"arch": f"sm_{major}{minor}", "machine": machine, "times": times}
+
+
+def warn_of_unknown(kernels: Sequence[TritonKernel]) -> None:
+    if unknown := [kernel for kernel in kernels if kernel.is_unknown]:
+        named = f"`{unknown[0].name}`" + (f" and {len(unknown) - 1} more" if unknown[1:] else "")
+        warnings.warn(
+            f"the table of the option `{KERNELS}` has a configuration that inductor does not suggest for {named}: the"
+            " first suggestion is taken; measure again with `hatch-lower tune-kernels`",
+            stacklevel=2,
+        )
 
 
 def refuse_unlike(kernels: Sequence[TritonKernel], options: CudaOptions) -> None:
@@ -194,7 +235,8 @@ def target_of(options: CudaOptions, compiler: CudaCompiler) -> Target:
     )
 
 
-def make_result(copied: CudaCopy, generated: GeneratedCode, library: bytes, target: Target) -> PreprocessResult:
+def make_result(partition: LoweredPartition, library: bytes, target: Target) -> PreprocessResult:
+    copied, generated, times = partition.copied, partition.generated, partition.times
     return PreprocessResult(
         processed_bytes=library,
         debug_handle_map=debug_handles(copied, generated),
@@ -204,6 +246,7 @@ def make_result(copied: CudaCopy, generated: GeneratedCode, library: bytes, targ
         info={
             "constants": copied.constants,
             "bound": [place for place in range(copied.constants) if f"c{place}" in generated.bound],
+            **({} if times is None else {MEASURE: times}),
             **copied.call_facts(),
         },
     )

@@ -1,4 +1,4 @@
-"""The code of a kernel for several architectures: a table of images, and the C++ that chooses an image for the GPU.
+"""The images of a partition's kernels, and the C++ that chooses an image for the GPU.
 
 The driver loads machine code of one architecture, or PTX, which it compiles. The wrapper hands the start of a symbol to
 the driver: here the symbol is a table, and the wrapper looks up the image for the current GPU.
@@ -7,19 +7,22 @@ the driver: here the symbol is a table, and the wrapper looks up the image for t
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from hatch_lower.backends.aoti.record import GeneratedCode
+from hatch_lower.backends.cuda.cubins import EXACT, PTX, SAME_MAJOR, Image, pack_images
+from hatch_lower.backends.cuda.texts import SECTION, pack_texts
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel
 
-HEAD = struct.Struct("<4xI")  # number of images
-ENTRY = struct.Struct("<HHIQ")  # major, minor, kind, offset from the table's start
-SAME_MAJOR, EXACT, PTX = range(3)
 LOAD = "cuModuleLoadData(&mod, start)"
 START = re.compile(r"\b__(\w+)_start\b")
+
+# the check of a result's sizes and strides, which inductor's code does only if a variable of the environment is set
+CHECK = re.compile(
+    r'if \(_check_aoti_runtime_check_inputs_env\(\)\) \{ (assert_size_stride\(.*"torch\.ops\.[\w.]+"\);) \}'
+)
 
 CHOICE = r"""
 #include <cstdint>
@@ -28,7 +31,7 @@ CHOICE = r"""
 #include <cuda.h>
 
 namespace {
-struct HatchLowerImage { uint16_t major; uint16_t minor; uint32_t kind; uint64_t offset; };
+struct HatchLowerImage { uint16_t major; uint16_t minor; uint32_t kind; uint32_t offset; uint32_t length; };
 
 // Return the machine code for the current GPU: of the highest architecture that the GPU executes, or else the PTX.
 const void* hatch_lower_image(const void* table) {
@@ -39,8 +42,8 @@ const void* hatch_lower_image(const void* table) {
         cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device) != CUDA_SUCCESS)
         throw std::runtime_error("the compute capability of the GPU cannot be read");
     auto bytes = static_cast<const char*>(table);
-    auto count = reinterpret_cast<const uint32_t*>(bytes)[1];
-    auto images = reinterpret_cast<const HatchLowerImage*>(bytes + 8);
+    auto count = reinterpret_cast<const uint32_t*>(bytes)[2];
+    auto images = reinterpret_cast<const HatchLowerImage*>(bytes + 16);
     const HatchLowerImage* best = nullptr;
     for (uint32_t index = 0; index < count; index++) {
         auto& image = images[index];
@@ -61,14 +64,6 @@ const void* hatch_lower_image(const void* table) {
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    major: int
-    minor: int
-    kind: int
-    content: bytes
-
-
 def images_of(kernel: TritonKernel) -> list[Image]:
     """Return machine code for each architecture, and the PTX of the oldest, which later GPUs compile."""
     images = [
@@ -81,20 +76,13 @@ def images_of(kernel: TritonKernel) -> list[Image]:
     return images
 
 
-def pack_images(images: Sequence[Image]) -> bytes:
-    place = HEAD.size + ENTRY.size * len(images)
-    entries, contents = [HEAD.pack(len(images))], []
-    for image in images:
-        padding = -place % 16
-        contents.append(bytes(padding) + image.content)
-        entries.append(ENTRY.pack(image.major, image.minor, image.kind, place + padding))
-        place += padding + len(image.content)
-    return b"".join([*entries, *contents])
-
-
 def with_images(generated: GeneratedCode, kernels: Sequence[TritonKernel]) -> GeneratedCode:
-    """Return the code with the tables of its kernels, and with the choice of an image in front of each load."""
-    packed = {kernel.name: pack_images(images_of(kernel)) for kernel in kernels}
+    """Return the code with the tables of its kernels, and with the choice of an image in front of each load.
+
+    Each result of libtorch is checked: kernels read the memory in the layout that inductor expects.
+    """
+    generated = replace(generated, wrapper=CHECK.sub(r"\1", generated.wrapper))
+    packed = {kernel.name: pack_images(images_of(kernel), kernel.shared) for kernel in kernels}
     used = set(START.findall(generated.wrapper))
     loads = generated.wrapper.count(LOAD)
     if not used <= packed.keys() or loads > 1 or (used and not loads):
@@ -103,6 +91,8 @@ def with_images(generated: GeneratedCode, kernels: Sequence[TritonKernel]) -> Ge
             found=f"{loads} loads; kernels {sorted(used - packed.keys())} are missing",
             hint="install a torch that docs/versions.md names for the backend `cuda`",
         )
-    binaries: Mapping[str, bytes] = {f"__{name}_start": packed[name] for name in sorted(used)}
+    binaries: dict[str, bytes] = {f"__{name}_start": packed[name] for name in sorted(used)}
+    if used:
+        binaries[SECTION] = pack_texts([kernel for kernel in kernels if kernel.name in used])
     wrapper = generated.wrapper.replace(LOAD, "cuModuleLoadData(&mod, hatch_lower_image(start))")
     return replace(generated, wrapper=CHOICE + wrapper if loads else wrapper, binaries=binaries)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hatch_lower.backends.aoti.configuration import ISAS, Isa, inductor_settings
+from hatch_lower.backends.cuda.choices import Chosen, choose, is_table, table_of
 from hatch_lower.errors import BackendError, nearest
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, json_specs, spec_values
@@ -30,6 +31,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
     }
 )
 DEFAULT = ("sm_80", "sm_90")
+KERNELS, MEASURE = "kernels", "measure-kernels"
 EXACT_FROM = 90
 # the instruction set of the code that calls the kernels, by `platform.machine()`
 HOSTS: Mapping[str, str] = MappingProxyType({"x86_64": "x86-64", "aarch64": "armv8-a"})
@@ -41,6 +43,14 @@ class CudaOptions:
     arch: tuple[str, ...] = DEFAULT
     # ATen overloads (`aten.sort.stable`) that are left to the program's own executor
     exclude: tuple[str, ...] = ()
+    # configurations of kernels that a machine with a GPU has measured
+    kernels: Chosen = ()
+    # the GPU of this machine measures the configurations of each kernel, for `hatch-lower tune-kernels`
+    measures: bool = False
+
+    @property
+    def choices(self) -> dict[str, dict[str, int]]:
+        return {digest: dict(config) for digest, config in self.kernels}
 
     @property
     def gpu(self) -> Gpu:
@@ -58,7 +68,8 @@ class CudaOptions:
 
     def to_specs(self) -> list[CompileSpec]:
         # The settings that shape the result of a partition. The choice of nodes is not among them.
-        return json_specs({"arch": list(self.arch)})
+        chosen = {KERNELS: table_of(self.kernels, self.arch[0])} if self.kernels else {}
+        return json_specs({"arch": list(self.arch), **chosen, **({MEASURE: True} if self.measures else {})})
 
 
 def parse_options(options: Mapping[str, Any]) -> CudaOptions:
@@ -70,6 +81,8 @@ def parse_options(options: Mapping[str, Any]) -> CudaOptions:
     for name in arch:
         if name not in GPUS:
             given.problems.append(f"`arch` holds {name!r}: {nearest(name, GPUS)}")
+    table = read_choices(given)
+    measures = given.flag(MEASURE, False)
     if platform.system() != "Linux" or platform.machine() not in HOSTS:
         raise BackendError(
             "the backend `cuda` compiles on Linux on x86-64 and aarch64 only",
@@ -77,7 +90,19 @@ def parse_options(options: Mapping[str, Any]) -> CudaOptions:
             hint="leave `cuda` out of the recipe's backends on this machine",
         )
     given.check()
-    return CudaOptions(tuple(sorted(set(arch), key=lambda name: GPUS[name].capability)), exclude)
+    ordered = tuple(sorted(set(arch), key=lambda name: GPUS[name].capability))
+    return CudaOptions(ordered, exclude, choose(table, ordered), measures)
+
+
+def read_choices(given: GivenOptions) -> Mapping[str, Any]:
+    table = given.read(KERNELS, dict[str, Any](), lambda value: True, "")
+    if not table or is_table(table):
+        return table
+    found = "has other contents" if isinstance(table, Mapping) else f"is {table!r}"
+    given.problems.append(
+        f'`{KERNELS}` must be a file of `hatch-lower tune-kernels`, `{{ file = "x.json" }}`: it {found}'
+    )
+    return {}
 
 
 def options_from_specs(specs: Sequence[CompileSpec]) -> CudaOptions:

@@ -22,6 +22,7 @@ class CudaDelegate(LibraryDelegate):
     """
 
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    untimed: ClassVar[str] = "its library has no timers"
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> CudaDelegate:

@@ -6,11 +6,12 @@ Figures of the side's build are added if the side was built. The largest error a
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from packaging.utils import canonicalize_name
 
+from hatch_lower.backends.cuda.cubins import kernels_in
 from hatch_lower.backends.reference.run import LENGTH_BYTES, split_blob
 from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.cli.measure.side import BenchSide
@@ -87,8 +88,14 @@ def recipe_figures(
         calls = [each for _, each in walk_instructions(plan.methods[name].graph) if isinstance(each, DelegateCall)]
         called = {plan.delegates[call.delegate].file for call in calls} & native.keys()
         if called and called <= kernels.keys():
-            of_method["kernels"] = sum(kernels[file] for file in called)
+            of_method |= combined([kernels[file] for file in called])
         yield FigureSubject(method=name), of_method
+
+
+def combined(libraries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the number of kernels of several libraries, and the most of all other figures."""
+    figures = {name: max(each.get(name, 0) for each in libraries) for each in libraries for name in each}
+    return {**figures, "kernels": sum(each["kernels"] for each in libraries)}
 
 
 def required_distribution(requirement: str) -> str:
@@ -139,23 +146,42 @@ def inner_plan(contents: WheelModels, delegate: DelegateEntry, blob: memoryview)
     return read_plan(text, where)
 
 
-def kernels_of(plan: Plan, native: Mapping[str, memoryview]) -> dict[str, int]:
-    """Return the number of kernels in each library of `aoti`."""
-    made = {delegate.file for delegate in plan.delegates if delegate.backend == "aoti"} & native.keys()
-    counts = {file: kernels_in(native[file]) for file in made}
-    return {file: count for file, count in counts.items() if count is not None}
+def kernels_of(plan: Plan, native: Mapping[str, memoryview]) -> dict[str, Mapping[str, float]]:
+    """Return the figures of the kernels in each library of `aoti` and `cuda`."""
+    readers = {"aoti": loops_in, "cuda": gpu_kernels_in}
+    known = {delegate.file: readers[delegate.backend] for delegate in plan.delegates if delegate.backend in readers}
+    return {
+        file: found
+        for file in known.keys() & native.keys()
+        if len(native[file]) <= FILE_LIMIT and (found := read(known[file], native[file])) is not None
+    }
 
 
-def kernels_in(library: memoryview) -> int | None:
-    from elftools.elf.elffile import ELFFile  # needed for native code only
+Reader: TypeAlias = Callable[[memoryview], dict[str, float]]
 
-    if len(library) > FILE_LIMIT:
-        return None
+
+def read(reader: Reader, library: memoryview) -> dict[str, float] | None:
     try:
-        file = ELFFile(io.BytesIO(library))
-        table: Any = file.get_section_by_name(".symtab") or file.get_section_by_name(".dynsym")
-        symbols = () if table is None else table.iter_symbols()
-        names = (str(symbol.name) for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF")
-        return sum(name.startswith(KERNEL) for name in names)
+        return reader(library)
     except Exception:  # the parser raises any exception for a damaged file
         return None
+
+
+def loops_in(library: memoryview) -> dict[str, float]:
+    from elftools.elf.elffile import ELFFile  # needed for native code only
+
+    file = ELFFile(io.BytesIO(library))
+    table: Any = file.get_section_by_name(".symtab") or file.get_section_by_name(".dynsym")
+    symbols = () if table is None else table.iter_symbols()
+    names = (str(symbol.name) for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF")
+    return {"kernels": sum(name.startswith(KERNEL) for name in names)}
+
+
+def gpu_kernels_in(library: memoryview) -> dict[str, float]:
+    kernels = kernels_in(library)
+    most = {
+        "kernel-registers": [kernel.registers for kernel in kernels],
+        "kernel-shared-bytes": [kernel.shared for kernel in kernels],
+        "kernel-stack-bytes": [kernel.stack for kernel in kernels],
+    }
+    return {"kernels": len(kernels), **{name: max(values) for name, values in most.items() if values}}

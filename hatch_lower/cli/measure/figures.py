@@ -76,6 +76,10 @@ METRICS: Mapping[str, Metric] = {
     "delegated": Metric("exact", "", "delegated", "more"),  # model/recipe/method: a share, 0 to 1
     "partitions": Metric("exact", "", "partitions"),  # model/recipe/method
     "kernels": Metric("exact", "", "kernels"),  # model/recipe/method: in native code
+    # model/recipe/method: the most of a kernel for GPUs, over all architectures
+    "kernel-registers": Metric("exact", "", "registers of a thread"),
+    "kernel-shared-bytes": Metric("exact", "B", "shared memory of a block"),
+    "kernel-stack-bytes": Metric("exact", "B", "stack of a thread"),
     "error": Metric("exact", "", "largest error", ratio=ERROR),  # model/recipe/method: absolute, against eager
     "compilations": Metric("build", "", "compilations", "neither"),  # model: partitions that its build lowered
     "level": Metric("build", "", "level of reuse", "neither"),  # model: as in the build's summary; 0: no reuse

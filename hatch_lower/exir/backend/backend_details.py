@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.format.constants import BLOB_SUFFIX
+from hatch_lower.runtime.delegates import Delegate
 
 __all__ = ["BackendDetails", "CompileSpec", "DebugHandleMap", "ExportedProgram", "PreprocessResult", "Target"]
 
@@ -156,6 +158,14 @@ class BackendDetails(ABC):
         `cpu` or `cuda`. All backends of a recipe have the same device, on which the arrays of the program live, too.
         """
         return "cpu"
+
+    @classmethod
+    def stand_in(cls) -> AbstractContextManager[type[Delegate]] | None:
+        """Return a run half for machines without the device, which computes on the CPU while the context is open.
+
+        For `verify = "interpret"`; `None`: the backend has none. Raises a `BackendError` if a tool is missing.
+        """
+        return None
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:

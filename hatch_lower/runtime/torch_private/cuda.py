@@ -36,6 +36,10 @@ def capability_of(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
+def name_of(index: int) -> str:
+    return torch.cuda.get_device_name(index)
+
+
 def synchronize(device: str) -> None:
     """Wait for all work on a device; no work waits on the CPU."""
     if device != "cpu":

@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
 
+from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError, extra_hint
+from hatch_lower.runtime.torch_private.convolution_layouts import layout_on_gpu
+from hatch_lower.runtime.torch_private.plain_indexing import getting, setting
 
 if TYPE_CHECKING:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -44,17 +48,31 @@ class TritonKernel:
 
     name: str
     source: str  # the Python text that defines the kernel
-    config: dict[str, int]  # the chosen block sizes, warps and stages
-    configs: int  # the number of configurations that inductor suggests
+    digest: str  # of the source without the kernel's name, and of the types and sizes of its parameters
+    config: dict[str, int]  # the configuration: block sizes, warps and stages
+    is_unknown: bool  # whether the kernel's choice is no configuration that inductor suggests
     cubins: dict[int, bytes]  # by compute capability
     ptx: dict[int, str]
     shared: int  # bytes of shared memory
     targets: dict[int, str]  # the architecture that the PTX names: `sm_90a`
+    text: str = ""  # the Python module that defines the kernel
+    signature: dict[str, str] = field(default_factory=dict)  # parameter to type: `*fp32`, `i32`, `constexpr`
+    constants: dict[str, object] = field(default_factory=dict)  # values of the parameters of the type `constexpr`
 
 
 @contextmanager
-def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKernel]) -> Iterator[None]:
+def gpu_stand_ins(
+    gpu: Gpu,
+    capabilities: Sequence[int],
+    kernels: list[TritonKernel],
+    choices: Mapping[str, Mapping[str, int]],
+    tuning: list[str],
+) -> Iterator[None]:
     """Let inductor generate code for `gpu`, and compile its kernels for `capabilities`; collect them in `kernels`.
+
+    Args:
+        choices: configurations of kernels, by digest; other kernels have the first that inductor suggests.
+        tuning: receives the code that defines and calls the kernels, for `time_kernels`.
 
     Raises:
         BackendError: if a kernel's launch differs between capabilities.
@@ -75,11 +93,12 @@ def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKer
     def compile_kernels(wrapper: Any) -> None:
         # the definitions only: the calls would run the kernels to choose the fastest configuration
         wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())\ndel async_compile\n")
-        scope: dict[str, Any] = {}
-        exec(wrapper.kernel_autotune_defs.getvalue(), scope)
+        definitions, scope = wrapper.kernel_autotune_defs.getvalue(), dict[str, Any]()
+        tuning.append(f"{definitions}\n{wrapper.kernel_autotune_calls.getvalue()}")
+        exec(definitions, scope)
         for name, kernel in scope.items():
             if isinstance(kernel, triton_heuristics.CachingAutotuner):
-                kernels.append(compile_kernel(name, kernel, capabilities))
+                kernels.append(compile_kernel(name, kernel, capabilities, choices))
 
     answers: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_device_properties", answer(facts_of(gpu))),
@@ -103,6 +122,7 @@ def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKer
         (graph, "is_same_tensor", lambda one, other: one is other),
         (driver, "_active", stand_in_driver(gpu)),
     ]
+    answers += answers_without_cuda()
     answers += [
         (module, "has_triton", answer(True))
         for name, module in sorted(sys.modules.items())
@@ -112,6 +132,16 @@ def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKer
         for owner, name, value in answers:
             stack.enter_context(patch.object(owner, name, value))
         yield
+
+
+def answers_without_cuda() -> list[tuple[Any, str, Any]]:
+    """Return the answers that a torch without CUDA needs besides."""
+    return [
+        (torch.Tensor, "__getitem__", getting(torch.Tensor.__getitem__)),
+        (torch.Tensor, "__setitem__", setting(torch.Tensor.__setitem__)),
+        # A torch without cuDNN would name the layout of its own kernels for a convolution's result.
+        (torch._C, "_conv_determine_backend_memory_format", layout_on_gpu),
+    ]
 
 
 def properties_of(gpu: Gpu) -> dict[str, Any]:
@@ -187,10 +217,15 @@ def stand_in_driver(gpu: Gpu) -> object:
     )
 
 
-def compile_kernel(name: str, kernel: CachingAutotuner, capabilities: Sequence[int]) -> TritonKernel:
+def compile_kernel(
+    name: str, kernel: CachingAutotuner, capabilities: Sequence[int], choices: Mapping[str, Mapping[str, int]]
+) -> TritonKernel:
     """Compile a kernel for each capability, and hand the launch facts to inductor's C++ code."""
     made: Any = kernel
-    config = made.configs[0]
+    digest = kernel_digest(made)
+    choice = choices.get(digest)
+    fitting = [config for config in made.configs if config_values(config) == choice]
+    config = fitting[0] if fitting else made.configs[0]
     launchers = {capability: compiled_for(made, config, capability) for capability in capabilities}
     binaries = {capability: launcher.bin for capability, launcher in launchers.items()}
     launches = {
@@ -212,14 +247,35 @@ def compile_kernel(name: str, kernel: CachingAutotuner, capabilities: Sequence[i
     made.save_gpu_kernel(0, first)
     return TritonKernel(
         name,
-        made.fn.raw_src if isinstance(made.fn.raw_src, str) else "".join(made.fn.raw_src),
-        {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages},
-        len(made.configs),
+        source_of(made),
+        digest,
+        config_values(config),
+        choice is not None and not fitting,
         {capability: binary.asm["cubin"] for capability, binary in binaries.items()},
         {capability: binary.asm["ptx"] for capability, binary in binaries.items()},
         shared,
         {capability: target_of(binary.asm["ptx"]) for capability, binary in binaries.items()},
+        Path(made.fn.fn.__code__.co_filename).read_text(encoding="utf-8"),
+        dict(made.triton_meta["signature"]),
+        {**made.triton_meta["constants"], **config.kwargs},
     )
+
+
+def config_values(config: Any) -> dict[str, int]:
+    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def source_of(kernel: Any) -> str:
+    return kernel.fn.raw_src if isinstance(kernel.fn.raw_src, str) else "".join(kernel.fn.raw_src)
+
+
+def kernel_digest(kernel: Any) -> str:
+    """Return a digest of what a kernel computes: no name, and no fact of a GPU or of this machine."""
+    source = source_of(kernel)
+    begin = re.search(r"^def (\w+)\(", source, re.MULTILINE)
+    assert begin is not None  # the text of a function
+    text = re.sub(rf"\b{begin[1]}\b", "kernel", source[begin.start() :])
+    return digest_of([text, kernel.triton_meta["signature"], kernel.size_hints])
 
 
 def target_of(ptx: str) -> str:

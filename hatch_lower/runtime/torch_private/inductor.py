@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hatch_lower.runtime.torch_private.older import TellingRunner, is_older
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 if TYPE_CHECKING:
@@ -157,10 +158,12 @@ def packed_weight(
 
 def open_library(path: Path) -> Any:
     """Open a compiled library with torch's runner. Raises `RuntimeError` if opening fails."""
-    return torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
+    return TellingRunner(runner, path) if is_older() else runner
 
 
 def open_cuda_library(path: Path, device: str) -> Any:
     """Open a compiled library for a GPU (`cuda:0`). Raises `RuntimeError` if opening fails."""
-    runner: Any = torch._C._aoti
-    return runner.AOTIModelContainerRunnerCuda(str(path), 1, device, "")
+    classes: Any = torch._C._aoti
+    runner = classes.AOTIModelContainerRunnerCuda(str(path), 1, device, "")
+    return TellingRunner(runner, path) if is_older() else runner

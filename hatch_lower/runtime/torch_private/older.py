@@ -4,10 +4,13 @@ lost, and names that differ from process to process. With later versions, nothin
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from pathlib import Path
+from traceback import StackSummary
+from typing import Any, cast
 
 import torch
 
@@ -104,6 +107,62 @@ def conversions_kept() -> Iterator[None]:
         kernel.cache_dtype_convert = cache
         for entry in pairs:
             entry.handler = remove
+
+
+def register_anchor(function: Callable[..., Any]) -> None:
+    """Let exports record source lines of a function, for the rest of the process, as torch 2.13 does."""
+    from torch.fx.experimental.symbolic_shapes import uninteresting_files
+    from torch.fx.proxy import TracerBase
+
+    tracer: Any = TracerBase
+    choose = tracer._filter_traceback_frames
+    if not hasattr(choose, "anchors"):
+        anchors: set[tuple[str, str]] = set()
+
+        def choose_with_anchors(self: Any, frames: StackSummary) -> StackSummary:
+            if not self._record_forward_stack_traces_only:
+                return cast(StackSummary, choose(self, frames))
+            kept = [
+                frame
+                for frame in frames
+                if frame.name == "forward"
+                or frame.filename.endswith("torch/__init__.py")
+                or (frame.filename, frame.name) in anchors
+            ]
+            return StackSummary.from_list([frame for frame in kept if frame.filename not in uninteresting_files()])
+
+        vars(choose_with_anchors)["anchors"] = anchors
+        tracer._filter_traceback_frames = choose_with_anchors
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        tracer._filter_traceback_frames.anchors.add((code.co_filename, code.co_name))
+
+
+class TellingRunner:
+    """A runner of a library whose errors have the library's text; an older torch names the failed function only."""
+
+    def __init__(self, runner: Any, path: Path) -> None:
+        self._runner = runner
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def run(self, inputs: Any) -> Any:
+        try:
+            return self._runner.run(inputs)
+        except RuntimeError as error:
+            reason = last_error(self._path)
+            raise RuntimeError(reason or str(error)) from error
+
+
+def last_error(path: Path) -> str:
+    """Return the text of the last error of an open library in this thread; empty for a library without texts."""
+    function: Any = getattr(ctypes.CDLL(str(path)), "AOTInductorGetLastError", None)
+    text = ctypes.c_char_p()
+    if function is None or function(ctypes.byref(text)) != 0:
+        return ""
+    return (text.value or b"").decode(errors="replace")
 
 
 @contextmanager

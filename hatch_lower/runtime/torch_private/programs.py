@@ -33,7 +33,7 @@ from torch.fx.node import _get_qualified_name
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torchgen.model import SchemaKind as SchemaKind
 
-from hatch_lower.runtime.torch_private.older import linalg_checks_kept
+from hatch_lower.runtime.torch_private.older import linalg_checks_kept, register_anchor
 from hatch_lower.runtime.torch_private.operators import OpOverload
 from hatch_lower.runtime.torch_private.unimported import find_part
 
@@ -83,9 +83,8 @@ def holds_tensors(value: object) -> bool:
 
 def remember_lines(function: Callable[..., Any]) -> None:
     """Let exports record source lines of a function; by default torch records lines of `forward` only."""
-    register = find_part("torch.fx.proxy._register_stack_trace_anchor")
-    if register is not None:
-        register(function)
+    register = find_part("torch.fx.proxy._register_stack_trace_anchor") or register_anchor
+    register(function)
 
 
 def decompose_program(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:

@@ -9,8 +9,6 @@ with its bias) is heavy only in its home: the longest of the instructions withou
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hatch_lower.cli.measure.command import Host, RecipeRefusedError, Tell
+from hatch_lower.cli.measure.lowered_again import lowered_again
 from hatch_lower.cli.measure.profile.rows import (
     PLAN,
     REST,
@@ -29,19 +28,13 @@ from hatch_lower.cli.measure.profile.rows import (
     merged,
 )
 from hatch_lower.cli.measure.project import editable_project, is_project
-from hatch_lower.cli.measure.side import BenchSide, side_of_places
+from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.cli.measure.timed import fastest_mean
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.driver.build import build_result
-from hatch_lower.driver.contents import find_contents, places_in
-from hatch_lower.driver.context import build_context, open_cache
-from hatch_lower.driver.executor import export_models, record_results
-from hatch_lower.driver.sources import urls_of
-from hatch_lower.driver.weight_sources import obtain_sources
+from hatch_lower.driver.context import open_cache
 from hatch_lower.errors import ConfigError, ProgramError
-from hatch_lower.events import NullReporter
 from hatch_lower.format.debug_map import NO_DEBUG, DelegateDebug, MethodDebug, Origin
 from hatch_lower.format.manifest import Manifest, ModelEntry
 from hatch_lower.format.plan import Plan
@@ -77,22 +70,10 @@ def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell
             found=f"no model `{model}` with the recipes {', '.join(f'`{name}`' for name in recipes)}",
             hint="run this in the project that the wheel was built from",
         )
-    with work_folder() as work:
-        store = open_cache(settings, lambda _: None)
-        (work / "build").mkdir()
-        context = build_context(settings, project.view, work / "build", store, NullReporter())
-        tell(f"building {model} with timers")
-        urls = urls_of(settings.models)
-        sources = obtain_sources(context, urls) if urls else {}
-        answers = export_models(context, settings.models, {}, sources=sources)
-        unrecorded = replace(context, store=replace(store, mode="off"))
-        results = record_results(unrecorded, {}, answers)
-        for file in build_result(settings, results, {model: {}}, context.work).payload:
-            (work / "site" / file.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file.source, work / "site" / file.path)
-            os.chmod(work / "site" / file.path, 0o600)  # native code that others may write is not loaded
-        contents = find_contents(work / "site")
-        yield side_of_places("build with timers", contents, places_in(contents, installed=False))
+    tell(f"building {model} with timers")
+    store = open_cache(settings, lambda _: None)
+    with lowered_again(settings, project.view, store, "build with timers") as side:
+        yield side
 
 
 def settings_with_timers(settings: Settings, model: str, recipes: Sequence[str]) -> Settings:
