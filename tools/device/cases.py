@@ -30,6 +30,7 @@ class Case:
     methods: tuple[str, ...] = ("forward",)
     recipes: tuple[str, ...] = RECIPES
     has_state: bool = False
+    eager_on_gpu: bool = True  # false where torch has no kernel for a GPU: eager on the CPU is the reference
 
     def module(self) -> nn.Module:
         return nets.fill(self.make()).to(self.dtype)
@@ -104,6 +105,11 @@ CASES: Mapping[str, Case] = MappingProxyType(
             has_state=True,
         ),
         "unet": Case(nets.UNet, images(1, 64), recipes=("gpu", "ptx", "onnx", "portable")),
+        "products": Case(
+            nets.Products,
+            lambda: (nets.integers(1 << 40, 8, 16), nets.integers(1 << 20, 16, 4)),
+            eager_on_gpu=False,
+        ),
         "mixed": Case(nets.Mixed, lambda: (nets.floats(8, 16), nets.integers(100, 8, 32))),
     }
 )

@@ -230,7 +230,13 @@ class Mixed(nn.Module):
         rows = self.table[places] * self.scale + self.shift
         largest, where = torch.topk(rows, 5)
         added = torch.zeros_like(x).scatter_add(1, places[:, :16] % 16, x)
-        product = places[:, :8].transpose(0, 1) @ places
         line = functional.conv1d(x[:, None], self.shift.view(1, 1, 32)[..., :3])
         kept = (torch.cumsum(x, 1), torch.sort(x, 1)[0], added, x.argmax(1), torch.var(x, 1))
-        return largest, where, *kept, x.double().sum(0), places * 600_000_000, product, line
+        return largest, where, *kept, x.double().sum(0), places * 600_000_000, line
+
+
+class Products(nn.Module):
+    """Products of matrices of integers."""
+
+    def forward(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        return left @ right, torch.bmm(left.expand(3, -1, -1), right.expand(3, -1, -1))

@@ -55,17 +55,12 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def build_both(name: str, scratch: Path, seconds: float) -> list[Built]:
-    """Build a model twice, in two folders: with the GPU in sight, and with the GPU hidden."""
-    built = []
-    for label, hidden in (("seen", {}), ("hidden", {"CUDA_VISIBLE_DEVICES": ""})):
-        folder = scratch / name / label
-        weights = folder / "weights" / f"{name}.safetensors"
-        if CASES[name].is_large():
-            write_weights(weights, CASES[name])
-        write_project(folder / "project", name, weights)
-        built.append(build_wheel(folder / "project", folder / "cache", seconds, **hidden))
-    return built
+def build_there(name: str, folder: Path, seconds: float, **variables: str) -> Built:
+    weights = folder / "weights" / f"{name}.safetensors"
+    if CASES[name].is_large():
+        write_weights(weights, CASES[name])
+    write_project(folder / "project", name, weights)
+    return build_wheel(folder / "project", folder / "cache", seconds, **variables)
 
 
 def compare_wheels(stand: Stand, name: str, built: list[Built], carried: Path) -> None:
@@ -104,11 +99,17 @@ def main() -> None:
     names = [name for name in MODELS if list(carried.glob(f"device_{name}-*.whl"))]
     scratch = Path(tempfile.mkdtemp(prefix="hatch-lower-rebuild-"))
     try:
-        with ThreadPoolExecutor(len(MODELS)) as pool:
-            waiting = {name: pool.submit(build_both, name, scratch, seconds) for name in names}
+        with ThreadPoolExecutor(2 * len(MODELS)) as pool:
+            waiting = {
+                name: [
+                    pool.submit(build_there, name, scratch / name / "seen", seconds),
+                    pool.submit(build_there, name, scratch / name / "hidden", seconds, CUDA_VISIBLE_DEVICES=""),
+                ]
+                for name in names
+            }
             for name, built in waiting.items():
                 with stand.attempt(name):
-                    compare_wheels(stand, name, built.result(), carried)
+                    compare_wheels(stand, name, [one.result() for one in built], carried)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

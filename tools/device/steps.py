@@ -27,9 +27,9 @@ from unittest.mock import patch
 
 import torch
 
-from device.cases import CASES
+from device.cases import CASES, Case, Inputs
 from device.projects import obtain_weights
-from device.stand import Stand, difference, installed, mebibytes, open_stand, shortened
+from device.stand import Stand, difference, flat, installed, mebibytes, open_stand, shortened
 from hatch_lower.runtime.loaded import LoadedModel
 
 CHECKED = ("mlp", "unet", "attention_bf16", "decoder", "bert")
@@ -74,7 +74,7 @@ def compare_all(stand: Stand) -> None:
 
 
 def compare_portable(stand: Stand) -> None:
-    for name in installed():
+    for name in (name for name in installed() if CASES[name].eager_on_gpu):
         with stand.attempt(name):
             compare(stand, name, "portable")
 
@@ -86,7 +86,7 @@ def compare(stand: Stand, name: str, recipe: str) -> None:
     model = stand.load(name, recipe)
     stand.synchronize()
     loaded = time.perf_counter() - began
-    eager = stand.module(name)
+    eager = stand.module(name) if case.eager_on_gpu else case.module()
     inputs = stand.inputs(case.inputs())
     began = time.perf_counter()
     model(*inputs)
@@ -101,12 +101,18 @@ def compare(stand: Stand, name: str, recipe: str) -> None:
         largest, is_right = compare_positions(stand, model, eager)
     else:
         results = [
-            difference(model[method](*given), getattr(eager, method)(*given))
+            difference(model[method](*stand.inputs(given)), expected(stand, case, getattr(eager, method), given))
             for method in case.methods
-            for given in (inputs, *map(stand.inputs, case.more()))
+            for given in (case.inputs(), *case.more())
         ]
         largest, is_right = max(largest for largest, _ in results), all(right for _, right in results)
     stand.record(name, ok=is_right, difference=largest, **facts)
+
+
+def expected(stand: Stand, case: Case, method: Callable[..., object], given: Inputs) -> list[torch.Tensor]:
+    """Return eager's outputs, on the device of the run."""
+    outputs = method(*(stand.inputs(given) if case.eager_on_gpu else given))
+    return [output.to(stand.device) for output in flat(outputs)]
 
 
 def compare_positions(stand: Stand, model: LoadedModel, eager: torch.nn.Module) -> tuple[float, bool]:
@@ -123,7 +129,7 @@ def compare_positions(stand: Stand, model: LoadedModel, eager: torch.nn.Module) 
 
 def time_all(stand: Stand) -> None:
     """Time calls beside eager's, in one process."""
-    for name in installed():
+    for name in (name for name in installed() if CASES[name].eager_on_gpu):
         with stand.attempt(name):
             inputs = stand.inputs(CASES[name].inputs())
             model, eager = stand.load(name), stand.module(name)
