@@ -150,7 +150,7 @@ def inductor_isolated(isa: Isa, compiler: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def settings_isolated(
-    settings: Mapping[str, object], isa: Isa, compiler: str, folder: Path, more: Mapping[str, str]
+    settings: Mapping[str, object], isa: Isa, compiler: str, folder: Path, more: Mapping[str, str | None]
 ) -> Iterator[None]:
     """Pin the given settings as `inductor_isolated` does; `more` are variables of the environment."""
     # A user's setting of the capability would be looked up among the given vectors and warned about.

@@ -47,10 +47,12 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.torch_private.cuda import capability_of, current_gpu, name_of
-from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel, gpu_stand_ins, triton_versions
+from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel, gpu_stand_ins, triton_files, triton_versions
 from hatch_lower.runtime.torch_private.kernel_times import measure_on_gpu, time_kernels
 
 VERSION = "2"
+
+PTXAS_VARIABLES = ("DISABLE_PTXAS_OPT", "PTXAS_OPTIONS")
 
 
 class CudaPartitioner(InductorPartitioner):
@@ -150,7 +152,11 @@ def compiling() -> Iterator[tuple[CudaCompiler, Path]]:
     with tempfile.TemporaryDirectory(prefix="hatch-lower-cuda-") as name:
         folder = Path(name)
         compiler.write_stubs(folder)
+        # A user's variables of Triton would change the machine code, which no key says.
+        others = [name for name in os.environ if name.startswith("TRITON_") or name in PTXAS_VARIABLES]
         environment = {
+            **dict.fromkeys(others),
+            **triton_files(),
             "TRITON_CACHE_DIR": str(folder / "triton"),
             # Lines of source would put the path of inductor's temporary file into the machine code.
             "TRITON_DISABLE_LINE_INFO": "1",

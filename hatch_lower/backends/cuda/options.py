@@ -124,6 +124,9 @@ def cuda_settings(isa: Isa) -> dict[str, object]:
         "use_static_triton_launcher": False,
         "aot_inductor.embed_kernel_binary": True,
         "aot_inductor.emit_multi_arch_kernel": False,
+        # Division of float32 rounds as in eager, and numbers below 1e-38 are kept, as in eager.
+        "eager_numerics.division_rounding": True,
+        "eager_numerics.disable_ftz": True,
         # Padded operands would be chosen by timing products on the GPU.
         "shape_padding": False,
         "coordinate_descent_tuning": False,

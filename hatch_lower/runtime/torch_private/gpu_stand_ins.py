@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 WARP = 32  # threads
 BLOCK = 1024  # threads at most
+BLACKWELL = 100  # the first capability whose code Triton has another assembler for
 KernelConfigs: TypeAlias = Mapping[str, Mapping[str, int]]  # block sizes, warps and stages, by a kernel's digest
 REGISTERS = 65536  # of a multiprocessor, for all architectures since sm_50
 
@@ -308,14 +309,34 @@ def triton_versions(capabilities: Sequence[int]) -> dict[str, str]:
     Raises:
         BackendError: if Triton is not installed.
     """
+    files = triton_files()
+    import triton
+    from triton import knobs
+
+    names = {"TRITON_PTXAS_BLACKWELL_PATH" if each >= BLACKWELL else "TRITON_PTXAS_PATH" for each in capabilities}
+    tools = [knobs.NvidiaTool.from_path(files[name]) for name in sorted(names)]
+    return {"triton": triton.__version__, "ptxas": ", ".join(tool.version if tool else "none" for tool in tools)}
+
+
+def triton_files() -> dict[str, str]:
+    """Return the variables that name the assemblers and the functions of Triton's distribution, with their paths.
+
+    Without the variables, torch takes the files of its own build for CUDA or of an installed CUDA, where there are any.
+
+    Raises:
+        BackendError: if Triton is not installed.
+    """
     try:
         import triton
-        from triton.backends.nvidia.compiler import get_ptxas
     except ImportError as error:
         raise BackendError(
             "the backend `cuda` compiles kernels with Triton, which cannot be imported",
             found=str(error),
             hint=extra_hint("cuda"),
         ) from error
-    assemblers = {get_ptxas(capability).path: get_ptxas(capability).version for capability in capabilities}
-    return {"triton": triton.__version__, "ptxas": ", ".join(sorted(set(assemblers.values())))}
+    folder = Path(triton.__file__).parent / "backends" / "nvidia"
+    return {
+        "TRITON_PTXAS_PATH": str(folder / "bin" / "ptxas"),
+        "TRITON_PTXAS_BLACKWELL_PATH": str(folder / "bin" / "ptxas-blackwell"),
+        "TRITON_LIBDEVICE_PATH": str(folder / "lib" / "libdevice.10.bc"),
+    }
