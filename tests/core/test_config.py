@@ -216,12 +216,12 @@ VERIFY = '`{}.verify` must be one of true, false, "required", "interpret"'
         (
             {"backends": ["atoi"]},
             "`{}.backends[0]` names no installed backend, found `atoi`; "
-            "did you mean `aoti`? known: `aoti`, `executorch`, `null`, `onnxruntime`, `openvino`, `reference`",
+            "did you mean `aoti`? known: `aoti`, `cuda`, `executorch`, `null`, `onnxruntime`, `openvino`, `reference`",
         ),
         (
             {"recipes": {"quick": {"backends": [{"name": "nul"}]}}},
             "`{}.recipes.quick.backends[0]` names no installed backend, found `nul`; "
-            "did you mean `null`? known: `aoti`, `executorch`, `null`, `onnxruntime`, `openvino`, `reference`",
+            "did you mean `null`? known: `aoti`, `cuda`, `executorch`, `null`, `onnxruntime`, `openvino`, `reference`",
         ),
         (
             {"backends": [3]},
@@ -448,7 +448,7 @@ def test_a_wrong_element_does_not_hide_the_next() -> None:
         f"`{LOWER}.recipes.x` must be a table, found the number 1",
         f'`{LOWER}.recipes.y.rtol` must be a number of at least 0, found the string "a"',
         f"`{LOWER}.backends[1]` names no installed backend, found `atoi`; "
-        "did you mean `aoti`? known: `aoti`, `executorch`, `null`, `onnxruntime`, `openvino`, `reference`",
+        "did you mean `aoti`? known: `aoti`, `cuda`, `executorch`, `null`, `onnxruntime`, `openvino`, `reference`",
     ]
 
 

@@ -21,6 +21,7 @@ aten = torch.ops.aten
 OTHERS = {
     "ExecuTorch": {"_emitter_output", "_get_operator_names", "_load_for_executorch", "_named_data", "_named_data_store"}
     | {"_tensor_data", "_threadpool_get_thread_count", "_unsafe_reset_threadpool"},
+    "ONNX Runtime": {"_ortvalue"},
     "OpenVINO": {"_nodes"},
     "pytest": {"_arg2fixturedefs"},
     "Python": {"_Environ", "_config", "_exit", "_fields", "_getframe", "_handle", "_replace"},

@@ -69,7 +69,7 @@ from hatch_lower.frozen import Frozen
 MACHINE = {"system": "system", "machine": "machine", "libc": "C library", "cpu": "instruction sets", "python": "Python"}
 SETS = MACHINE["cpu"]
 # backends that run the C++ compiler; other backends name their tools in fingerprints, which are in the keys
-COMPILING = frozenset({"aoti"})
+COMPILING = frozenset({"aoti", "cuda"})
 COMPILERS = ("g++", "clang++")
 COMPILER, LINKER = "C++ compiler", "linker"
 SECONDS = 20.0  # the time limit of a compiler that prints its version

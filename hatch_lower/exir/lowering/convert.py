@@ -33,6 +33,7 @@ from hatch_lower.exir.graph.surgery import (
 )
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 from hatch_lower.exir.lowering.regions import without_regions
+from hatch_lower.runtime.torch_private.older import checked_decompositions
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.programs import (
     Verifier,
@@ -97,6 +98,8 @@ def decompose(
     program = without_regions(program)
     table: Any = default_decompositions()
     table[ATTENTION] = decompose_attention
+    for op, decomposition in checked_decompositions().items():
+        table[op] = decomposition
     for op in keep:
         table.pop(op, None)
     some = {op: wanted for op, wanted in keep_nodes.items() if op not in keep and op in table}

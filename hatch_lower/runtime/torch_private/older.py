@@ -109,6 +109,22 @@ def conversions_kept() -> Iterator[None]:
             entry.handler = remove
 
 
+def checked_decompositions() -> Mapping[Any, Callable[..., torch.Tensor]]:
+    """Return decompositions of operators for which those of torch 2.11 lack checks."""
+    return {torch.ops.aten.one_hot.default: decompose_one_hot} if is_older() else {}
+
+
+def decompose_one_hot(classes: torch.Tensor, count: int = -1) -> torch.Tensor:
+    # as in later versions; without checks, bad classes would give zeros
+    if count == -1:
+        count = int(classes.max().item()) + 1
+    check = torch.ops.aten._assert_async.msg
+    check(torch.all(classes >= 0), "one_hot: Class values must be non-negative.")
+    check(torch.all(classes < count), "one_hot: Class values must be smaller than num_classes.")
+    places = torch.arange(count, dtype=classes.dtype, device=classes.device)
+    return (classes.unsqueeze(-1) == places).to(torch.int64)
+
+
 def register_anchor(function: Callable[..., Any]) -> None:
     """Let exports record source lines of a function, for the rest of the process, as torch 2.13 does."""
     from torch.fx.experimental.symbolic_shapes import uninteresting_files

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, proxy
 from torch.fx.node import _get_qualified_name
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torchgen.model import SchemaKind as SchemaKind
@@ -83,7 +83,7 @@ def holds_tensors(value: object) -> bool:
 
 def remember_lines(function: Callable[..., Any]) -> None:
     """Let exports record source lines of a function; by default torch records lines of `forward` only."""
-    register = find_part("torch.fx.proxy._register_stack_trace_anchor") or register_anchor
+    register = find_part(proxy, "torch.fx.proxy._register_stack_trace_anchor") or register_anchor
     register(function)
 
 

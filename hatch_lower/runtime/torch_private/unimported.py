@@ -4,7 +4,6 @@ private names were tried. Functions import torch only when called.
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Callable
@@ -46,10 +45,9 @@ def has_vnni() -> bool:
     return torch.cpu._is_vnni_supported()
 
 
-def find_part(name: str) -> Any:
-    """Return a part of torch by its dotted name; `None` if this version lacks the part."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute, None)
+def find_part(module: Any, name: str) -> Any:
+    """Return a part of a module of torch by the part's dotted name; `None` if this version lacks the part."""
+    return getattr(module, name.rpartition(".")[2], None)
 
 
 TABLE = Path(__file__).with_name("tried.json")
