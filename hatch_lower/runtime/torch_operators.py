@@ -15,7 +15,7 @@ from hatch_lower.errors import ProgramError, UnavailableError
 from hatch_lower.format.codec import installation_error
 from hatch_lower.format.graph import Graph
 from hatch_lower.runtime.operators import calls_in
-from hatch_lower.runtime.torch_private.cuda import has_kernel
+from hatch_lower.runtime.torch_private.cuda import has_gpu_kernel
 from hatch_lower.runtime.torch_private.operators import (
     REGISTERED_BY,
     OpOverload,
@@ -133,7 +133,7 @@ def placed_function(
     function: Callable[..., object], name: str, operator: OpOverload[..., Any], place: torch.device, where: str
 ) -> Callable[..., object]:
     """Return an operator's function for tensors on a GPU. Raises `UnavailableError` for an operator of the CPU only."""
-    if not has_kernel(operator, place.type):
+    if not has_gpu_kernel(operator, place.type):
         raise UnavailableError(
             f"the program calls an operator that torch does not have on {place}",
             where=where,

@@ -131,7 +131,7 @@ def compile_partitions(programs: Sequence[ExportedProgram], options: CudaOptions
         # inductor lowers a program while the compiler works on earlier ones
         lowered = generate_all(programs, options)
         waiting = [(partition, pool.add(partition.generated)) for partition in lowered]
-        results = [make_result(partition, wait(), target_of(options, compiler)) for partition, wait in waiting]
+        results = [make_result(partition, wait(), library_target(options, compiler)) for partition, wait in waiting]
     for partition, _ in waiting:
         warn_of_unknown(partition.kernels)
     return results
@@ -230,7 +230,7 @@ def refuse_merged(copied: CudaCopy, generated: GeneratedCode) -> None:
         )
 
 
-def target_of(options: CudaOptions, compiler: CudaCompiler) -> Target:
+def library_target(options: CudaOptions, compiler: CudaCompiler) -> Target:
     oldest = options.targets[0]
     return Target(
         platform.system(),

@@ -21,7 +21,7 @@ from hatch_lower.backends.cuda.texts import CompiledText, read_texts
 from hatch_lower.backends.cuda.toolchain import STUBS
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.runtime.torch_private.convolution_layouts import layout_on_gpu
-from hatch_lower.runtime.torch_private.handles import handle_of, tensor_of
+from hatch_lower.runtime.torch_private.handles import tensor_handle, tensor_of
 from hatch_lower.runtime.torch_private.inductor import open_library
 from hatch_lower.runtime.torch_private.kernel_interpreter import KernelInterpreter
 
@@ -110,7 +110,7 @@ class Emulator:
             operands = [tensor_of(handle) for handle in (query, key, value)]
             mask = None if bias is None else tensor_of(bias)
             result = attend(operands, mask, causal=bool(causal), scale=scale[0] if scale else None)
-            return handle_of(result)
+            return tensor_handle(result)
         except BaseException as error:
             self.error = self.error or error
             return None
@@ -118,7 +118,7 @@ class Emulator:
     def _arrange(self, image: int, weight: int, result: int) -> int | None:
         try:
             layout = layout_on_gpu(tensor_of(image), tensor_of(weight))
-            return handle_of(tensor_of(result, owns=True).contiguous(memory_format=layout))
+            return tensor_handle(tensor_of(result, owns=True).contiguous(memory_format=layout))
         except BaseException as error:
             self.error = self.error or error
             return None
@@ -134,7 +134,7 @@ def open_stubs(folder: Path) -> None:
 
 
 def make_empty() -> int:
-    return handle_of(torch.empty(0))
+    return tensor_handle(torch.empty(0))
 
 
 def attend(operands: Sequence[Tensor], mask: Tensor | None, *, causal: bool, scale: float | None) -> Tensor:

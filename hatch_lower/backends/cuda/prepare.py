@@ -28,9 +28,9 @@ class CudaCopy(AotiCopy):
         if torch_operator(node.target) is ATTENTION and (kernel := choose_kernel(node)) is not None:
             named = {name: self._copied(value) for name, value in named_arguments(node).items()}
             return write_attention(call, node, kernel, named)
-        if is_product_of_integers(node):
+        if multiplies_integers(node):
             left, right = (self._copied(value) for value in node.args)
-            return write_product(call, left, right, node.meta["val"].dtype)
+            return write_integer_product(call, left, right, node.meta["val"].dtype)
         return on_the_gpu(super().write_operation(node, index))
 
     def _copied(self, value: Any) -> Any:
@@ -40,12 +40,12 @@ class CudaCopy(AotiCopy):
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
 
 
-def is_product_of_integers(node: Node) -> bool:
+def multiplies_integers(node: Node) -> bool:
     # libtorch multiplies no matrices of integers on a GPU
     return torch_operator(node.target) in PRODUCTS and not node.meta["val"].is_floating_point()
 
 
-def write_product(call: Any, left: Any, right: Any, dtype: torch.dtype) -> Any:
+def write_integer_product(call: Any, left: Any, right: Any, dtype: torch.dtype) -> Any:
     aten = torch.ops.aten
     terms = call(aten.mul.Tensor, call(aten.unsqueeze.default, left, -1), call(aten.unsqueeze.default, right, -3))
     return call(aten.sum.dim_IntList, terms, [-2], dtype=dtype)

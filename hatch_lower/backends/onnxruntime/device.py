@@ -82,7 +82,7 @@ class DeviceCalls:
             return [result for result in results if result is not None]
         values = binding.get_outputs()
         found = [
-            copied(value, dtype) if result is None else result
+            copied_result(value, dtype) if result is None else result
             for result, value, (_, dtype, _, _) in zip(results, values, self._outputs, strict=True)
         ]
         self._wait()  # the memory of `values` becomes ONNX Runtime's again
@@ -132,6 +132,6 @@ def bind(method: Any, name: str, tensor: Tensor, number: int) -> None:
     method(name, device.type, device.index or 0, number, list(tensor.shape), tensor.data_ptr())
 
 
-def copied(value: Any, dtype: torch.dtype) -> Tensor:
+def copied_result(value: Any, dtype: torch.dtype) -> Tensor:
     # a Boolean may arrive as uint8
     return from_dlpack(value._ortvalue.to_dlpack()).view(dtype).clone()

@@ -52,7 +52,7 @@ def fork_test() -> Callable[[], bool]:
     return test
 
 
-def has_kernel(operator: OpOverload[..., object], device_type: str) -> bool:
+def has_gpu_kernel(operator: OpOverload[..., object], device_type: str) -> bool:
     """Return whether the dispatcher has a kernel of an operator for tensors on a type of device."""
     key = torch._C._dispatch_key_for_device(device_type)
     return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(dispatcher_name(operator), key))

@@ -85,24 +85,24 @@ def gpu_stand_ins(
 
     major, minor = divmod(gpu.capability, 10)
     properties: Any = DeviceProperties(**properties_of(gpu))
-    create = answer(properties)
-    create.cache_clear = answer(None)
+    create = answer_with(properties)
+    create.cache_clear = answer_with(None)
 
     compile_kernels = kernel_compiler(capabilities, kernels, choices, tuning)
     answers: list[tuple[Any, str, Any]] = [
-        (torch.cuda, "get_device_properties", answer(facts_of(gpu))),
-        (torch.cuda, "get_device_capability", answer((major, minor))),
-        (torch.cuda, "get_device_name", answer(gpu.name)),
-        (torch.cuda, "current_device", answer(0)),
-        (torch.cuda, "device_count", answer(1)),
-        (interfaces.CudaInterface, "raise_if_triton_unavailable", staticmethod(answer(None))),
+        (torch.cuda, "get_device_properties", answer_with(facts_of(gpu))),
+        (torch.cuda, "get_device_capability", answer_with((major, minor))),
+        (torch.cuda, "get_device_name", answer_with(gpu.name)),
+        (torch.cuda, "current_device", answer_with(0)),
+        (torch.cuda, "device_count", answer_with(1)),
+        (interfaces.CudaInterface, "raise_if_triton_unavailable", staticmethod(answer_with(None))),
         (DeviceProperties, "create", create),
-        (compile_fx, "_check_triton_bf16_support", answer(None)),
-        (utils, "is_big_gpu", answer(True)),
-        (triton_helpers, "set_driver_to_gpu", answer(None)),
+        (compile_fx, "_check_triton_bf16_support", answer_with(None)),
+        (utils, "is_big_gpu", answer_with(True)),
+        (triton_helpers, "set_driver_to_gpu", answer_with(None)),
         # Without a GPU, persistent reductions would take a branch for Intel's GPUs.
         (triton_heuristics, "torch", TorchWithGpu()),
-        (triton_heuristics.CachingAutotuner, "precompile", answer(None)),
+        (triton_heuristics.CachingAutotuner, "precompile", answer_with(None)),
         (PythonWrapperCodegen, "generate_and_run_autotune_block", compile_kernels),
         # Both functions trace patterns, with tensors on the device of the graph.
         (joint_graph, "lazy_init", on_the_cpu(joint_graph.lazy_init)),
@@ -113,7 +113,7 @@ def gpu_stand_ins(
     ]
     answers += answers_without_cuda()
     answers += [
-        (module, "has_triton", answer(True))
+        (module, "has_triton", answer_with(True))
         for name, module in sorted(sys.modules.items())
         if name.startswith("torch.") and callable(getattr(module, "has_triton", None))
     ]
@@ -181,15 +181,15 @@ def kernel_compiler(
     return compile_kernels
 
 
-def answer(value: object) -> Any:
+def answer_with(value: object) -> Any:
     return lambda *args, **kwargs: value
 
 
 class TorchWithGpu:
     """The module `torch` with a GPU of the kind CUDA: `torch.cuda.is_available()` is true."""
 
-    cuda = SimpleNamespace(**{**vars(torch.cuda), "is_available": answer(True)})
-    xpu = SimpleNamespace(**{**vars(torch.xpu), "is_available": answer(False)})
+    cuda = SimpleNamespace(**{**vars(torch.cuda), "is_available": answer_with(True)})
+    xpu = SimpleNamespace(**{**vars(torch.xpu), "is_available": answer_with(False)})
 
     def __getattr__(self, name: str) -> object:
         return getattr(torch, name)
@@ -202,7 +202,7 @@ def on_the_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
         named = {
             name: torch.device("cpu") if isinstance(value, torch.device) else value for name, value in kwargs.items()
         }
-        with patch.object(torch.cuda, "is_available", answer(False)):
+        with patch.object(torch.cuda, "is_available", answer_with(False)):
             return function(*moved, **named)
 
     return call
@@ -218,10 +218,10 @@ def stand_in_driver(gpu: Gpu) -> object:
         "max_num_regs": REGISTERS,
     }
     return SimpleNamespace(
-        get_current_target=answer(GPUTarget("cuda", gpu.capability, WARP)),
-        get_current_device=answer(0),
-        get_active_torch_device=answer(torch.device("cuda", 0)),
-        utils=SimpleNamespace(get_device_properties=answer(facts)),
+        get_current_target=answer_with(GPUTarget("cuda", gpu.capability, WARP)),
+        get_current_device=answer_with(0),
+        get_active_torch_device=answer_with(torch.device("cuda", 0)),
+        utils=SimpleNamespace(get_device_properties=answer_with(facts)),
     )
 
 
@@ -262,7 +262,7 @@ def compile_kernel(
         {capability: binary.asm["cubin"] for capability, binary in binaries.items()},
         {capability: binary.asm["ptx"] for capability, binary in binaries.items()},
         shared,
-        {capability: target_of(binary.asm["ptx"]) for capability, binary in binaries.items()},
+        {capability: ptx_target(binary.asm["ptx"]) for capability, binary in binaries.items()},
         Path(made.fn.fn.__code__.co_filename).read_text(encoding="utf-8"),
         dict(made.triton_meta["signature"]),
         {**made.triton_meta["constants"], **config.kwargs},
@@ -286,7 +286,7 @@ def kernel_digest(kernel: Any) -> str:
     return digest_of([text, kernel.triton_meta["signature"], kernel.size_hints])
 
 
-def target_of(ptx: str) -> str:
+def ptx_target(ptx: str) -> str:
     found = re.search(r"^\.target (sm_\d+a?)\b", ptx, re.MULTILINE)
     return found[1] if found else ""
 
@@ -297,9 +297,9 @@ def compiled_for(kernel: Any, config: Any, capability: int) -> Any:
         result = kernel._precompile_config(config)
     binary = result.kernel
     # the binary is not loaded, since there may be no driver
-    binary._init_handles = answer(None)
+    binary._init_handles = answer_with(None)
     binary.n_regs = binary.n_spills = binary.function = binary.module = 0
-    binary._run = answer(None)
+    binary._run = answer_with(None)
     return result.make_launcher()
 
 

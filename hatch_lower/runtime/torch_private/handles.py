@@ -20,7 +20,7 @@ def calls_of_libtorch(device: str) -> Mapping[str, str]:
     return {found[1]: found[2] for found in CALL_OF_LIBTORCH.finditer(text)}
 
 
-def handle_of(tensor: torch.Tensor) -> int:
+def tensor_handle(tensor: torch.Tensor) -> int:
     """Return the address of a new C handle for a tensor; the receiver owns the handle."""
     make: Any = torch._C._aoti
     capsule = make.unsafe_alloc_void_ptr_from_tensor(tensor)

@@ -34,7 +34,7 @@ C_TYPES: Mapping[str, Any] = {
 }
 
 
-class Arrays:
+class KernelArrays:
     """The memory that kernels may read and write: the first byte of each array, and the byte after its last."""
 
     def __init__(self, extents: Sequence[tuple[int, int]]) -> None:
@@ -70,7 +70,7 @@ class KernelInterpreter:
 
         self._interpreter: Any = interpreter
         self._tl: Any = tl
-        self._arrays = Arrays(())
+        self._arrays = KernelArrays(())
         helpers: Any = triton_helpers
         helpers.set_driver_to_gpu = lambda: None
         helpers.libdevice = Libdevice(interpreter, tl)

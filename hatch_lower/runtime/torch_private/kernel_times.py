@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
-from hatch_lower.runtime.torch_private.gpu_stand_ins import answer, config_values, kernel_digest
+from hatch_lower.runtime.torch_private.gpu_stand_ins import answer_with, config_values, kernel_digest
 
 REPETITIONS = 5  # of inductor's benchmark, which itself is the median of many launches
 
@@ -37,7 +37,7 @@ def time_kernels(code: str, capability: int, measure: Measure) -> KernelTimes:
             known = [(config, round(each * NANOSECONDS)) for config, each in times if math.isfinite(each)]
             found.append((kernel_digest(kernel), known))
 
-    with patch.object(CachingAutotuner, "precompile", answer(None)), patch.object(CachingAutotuner, "run", run):
+    with patch.object(CachingAutotuner, "precompile", answer_with(None)), patch.object(CachingAutotuner, "run", run):
         exec(code, {})
     return found
 

@@ -160,7 +160,7 @@ def test_every_wrong_key_is_reported_at_once(project: Callable[[str], Project]) 
 def test_an_unknown_backend(project: Callable[[str], Project]) -> None:
     assert message_of(project("unknown_backend")) == (
         f"""a setting of the build hook `lower` is wrong
-  found: `{TABLE}.backends[0]` names no installed backend, found `aotl`; did you mean `aoti`? known: `aoti`, \
+  found: `{TABLE}.backends[0]` names no installed backend, found `aotl`; did you mean `aoti`? known: `aoti`, `cuda`, \
 `executorch`, `null`, `onnxruntime`, `openvino`, `reference`
   to do: {CORRECT_IT}"""
     )
