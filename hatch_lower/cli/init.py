@@ -32,6 +32,8 @@ HATCHLING = "hatchling>=1.28"
 SETUPTOOLS = ("setuptools.build_meta", None)  # `[build-system] build-backend`; the default is setuptools, too
 REPLACED = frozenset(["setuptools", "wheel"])
 
+GPU_BACKEND = "cuda"
+
 
 @click.command()
 @root_option
@@ -155,7 +157,12 @@ def edit(document: TOMLDocument, declared: Declared) -> None:
     if not {"packages", "include", "only-include", "force-include"} & wheel.keys():
         set_list(wheel, "packages", [declared.code])
     hook = table_at(document, "tool", "hatch", "build", "hooks", "lower")
-    set_list(hook, "backends", declared.backends)
+    # a recipe is for one device: machines without a GPU get a recipe of their own, which `load` tries second
+    on_gpu = [name for name in declared.backends if name == GPU_BACKEND]
+    others = [name for name in declared.backends if name != GPU_BACKEND]
+    set_list(hook, "backends", on_gpu or others)
+    if on_gpu and others:
+        set_list(table_at(hook, "recipes", "cpu"), "backends", others)
     if declared.inputs:
         set_list(hook, "inputs", declared.inputs)
     edit_cache_keys(document, declared)

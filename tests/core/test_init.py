@@ -226,3 +226,10 @@ def test_uv_sync_builds_again_after_a_change_of_the_weights(tmp_path: Path, keys
         subprocess.run(command, cwd=root, check=True, env={**os.environ, **site}, capture_output=True, text=True)
     (installed,) = (root / ".venv").glob("lib/python*/site-packages/mynet/a.safetensors")
     assert installed.read_text() == ("new" if keys else "old")
+
+
+def test_machines_without_a_gpu_get_a_recipe_of_their_own(tmp_path: Path) -> None:
+    project(tmp_path, HATCHLING, "my_net")
+    assert init(tmp_path, "--backend", "aoti", "--backend", "cuda").exit_code == 0
+    hook = written(tmp_path)["tool"]["hatch"]["build"]["hooks"]["lower"]
+    assert (hook["backends"], hook["recipes"]["cpu"]["backends"]) == (["cuda"], ["aoti"])

@@ -298,7 +298,8 @@ def compiled_for(kernel: Any, config: Any, capability: int) -> Any:
     binary = result.kernel
     # the binary is not loaded, since there may be no driver
     binary._init_handles = answer_with(None)
-    binary.n_regs = binary.n_spills = binary.function = binary.module = 0
+    binary.n_regs = binary.n_spills = binary.function = 0
+    binary.module = None  # a number would be unloaded from a GPU at the end
     binary._run = answer_with(None)
     return result.make_launcher()
 
