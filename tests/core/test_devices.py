@@ -311,7 +311,7 @@ def relu(device: str) -> Executor:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     # torch for the CPU has no kernels for CUDA
-    monkeypatch.setattr("hatch_lower.runtime.torch_operators.has_kernel", lambda operator, kind: True)
+    monkeypatch.setattr("hatch_lower.runtime.torch_operators.has_gpu_kernel", lambda operator, kind: True)
 
 
 def test_an_input_on_the_cpu_is_refused_by_a_model_on_a_gpu(kernels: None) -> None:

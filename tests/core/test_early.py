@@ -46,7 +46,7 @@ def test_the_early_requirements_are_those_of_the_backend(backend: str) -> None:
     from hatch_lower.runtime.selection import DelegateKinds
 
     early = {*early_requirements(Recipe("default", (BackendChoice(backend),)))}
-    arrays = {NUMPY} if DelegateKinds().on_numpy([backend]) else {TORCH} if backend != "aoti" else set()
+    arrays = {NUMPY} if DelegateKinds().on_numpy([backend]) else {TORCH} if backend not in ("aoti", "cuda") else set()
     assert early == {PLAN_READER, *find_backend(backend).requirements({}), *arrays}
 
 

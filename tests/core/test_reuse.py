@@ -386,7 +386,7 @@ def test_the_stored_form_of_a_method_has_its_source_lines(shop: Workshop, plain:
 def test_what_cannot_be_loaded_does_not_verify(
     shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch, error: BaseException, found: str
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(verify, "load_written", fail)
@@ -398,7 +398,7 @@ def test_what_cannot_be_loaded_does_not_verify(
 def test_memory_that_runs_out_while_a_program_is_loaded_is_no_fault_of_the_program(
     shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(verify, "load_written", fail)
