@@ -34,6 +34,7 @@ from hatch_lower.backends.cuda.cubins import (
 from hatch_lower.backends.cuda.images import CHOICE, with_images
 from hatch_lower.backends.cuda.options import GPUS, CudaOptions, parse_options
 from hatch_lower.backends.cuda.run import ALIGNMENT, CudaDelegate, aligned
+from hatch_lower.backends.cuda.texts import read_texts
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.graph.operators import torch_operator
@@ -152,6 +153,12 @@ def test_a_merged_constant_is_refused() -> None:
 def test_stand_ins_are_on_a_gpu_that_need_not_exist() -> None:
     copied = CudaCopy(export_equal())
     assert {str(tensor.device) for tensor in (*copied.attributes.values(), *copied.fakes)} == {"cuda:0"}
+
+
+@compiles
+def test_texts_of_kernels_name_no_installation(lowered: PreprocessResult) -> None:
+    (text, *_) = read_texts(lowered.processed_bytes)
+    assert "'backend_hash': ''" in text.kernel.text
 
 
 # Options

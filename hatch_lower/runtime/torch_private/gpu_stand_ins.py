@@ -263,7 +263,7 @@ def compile_kernel(
         {capability: binary.asm["ptx"] for capability, binary in binaries.items()},
         shared,
         {capability: ptx_target(binary.asm["ptx"]) for capability, binary in binaries.items()},
-        Path(made.fn.fn.__code__.co_filename).read_text(encoding="utf-8"),
+        module_text(made),
         dict(made.triton_meta["signature"]),
         {**made.triton_meta["constants"], **config.kwargs},
     )
@@ -275,6 +275,12 @@ def config_values(config: Any) -> dict[str, int]:
 
 def source_of(kernel: Any) -> str:
     return kernel.fn.raw_src if isinstance(kernel.fn.raw_src, str) else "".join(kernel.fn.raw_src)
+
+
+def module_text(kernel: Any) -> str:
+    """Return the Python module that defines a kernel, without the digest of this machine's Triton."""
+    text = Path(kernel.fn.fn.__code__.co_filename).read_text(encoding="utf-8")
+    return re.sub(r"('backend_hash': )'\w*'", r"\1''", text)
 
 
 def kernel_digest(kernel: Any) -> str:
