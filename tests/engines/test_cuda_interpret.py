@@ -35,7 +35,7 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.pipeline.verify import INTERPRETED
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.torch_private.convolution_layouts import layout_on_gpu
-from hatch_lower.runtime.torch_private.kernel_interpreter import Arrays
+from hatch_lower.runtime.torch_private.kernel_interpreter import KernelArrays
 
 pytestmark = [
     pytest.mark.torch,
@@ -225,6 +225,9 @@ def cases() -> Mapping[str, Case]:
         "images with channels last": Case(last, [(randn(2, 4, 9, 9).to(memory_format=torch.channels_last),)]),
         "a convolution in float16": Case(grouped.to(half), [(randn(2, 4, 9, 9).to(half),)], None, 1e-2),
         "a U-Net": Case(UNet(), [(randn(1, 3, 16, 16),)]),
+        "attention with a row that no column is in": Case(
+            Attention(), [(randn(2, 4, 32), torch.ones(4, 4, dtype=torch.bool).tril(-1)[None, None])]
+        ),
         "attention with a mask": Case(Attention(), [(randn(2, 10, 32), rand(2, 1, 10, 10) > 0.3)]),
         "causal attention": Case(Attention(causal=True), [(randn(2, 10, 32),)]),
         "attention in float16": Case(Attention().to(half), [(randn(2, 10, 32).to(half),)], None, 3e-3),
@@ -370,7 +373,7 @@ def test_the_emulator_has_no_call_that_libtorch_lacks_on_the_cpu() -> None:
 
 
 def test_an_address_outside_of_the_arrays_is_refused() -> None:
-    arrays = Arrays([(1000, 1016)])
+    arrays = KernelArrays([(1000, 1016)])
     addresses = np.array([1000, 1012, 1016], dtype=np.uint64)
     arrays.refuse_outside(addresses, np.array([True, True, False]), 4)
     with pytest.raises(IndexError, match="byte 16 relative to an array is outside of the kernel's arrays"):

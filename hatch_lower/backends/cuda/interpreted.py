@@ -138,14 +138,18 @@ def make_empty() -> int:
 
 
 def attend(operands: Sequence[Tensor], mask: Tensor | None, *, causal: bool, scale: float | None) -> Tensor:
-    """Compute attention by its formula in float64; the result lies in memory as the GPU's kernels lay it."""
+    """Compute attention by its formula in float64; the result lies in memory as the GPU's kernels lay it.
+
+    A row whose mask leaves out all columns is 0, as in eager and, since torch 2.5 (pytorch#131863), on a GPU.
+    """
     query, key, value = (operand.double() for operand in operands)
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not(), float("-inf"))
     if mask is not None:
         scores = scores + mask.double()
-    result = torch.softmax(scores, -1) @ value
+    weights = torch.softmax(scores, -1).masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
+    result = weights @ value
     return result.to(operands[0].dtype).transpose(1, 2).contiguous().transpose(1, 2)
 
 
