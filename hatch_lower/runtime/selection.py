@@ -227,6 +227,7 @@ def multiplies_bytes() -> bool:
 
 
 Started = TypeVar("Started")
+GPU_HINT = "install torch's build for CUDA and the GPU's driver, or load a recipe for another device"
 
 
 class DelegateKinds:
@@ -346,7 +347,9 @@ def start_recipe(
             if asked is None
             else f"recipe `{asked}` of model `{name}` cannot run here",
             found="\n".join(f"`{recipe}`: {reason}" for recipe, reason in reasons.items()),
-            hint="install the named packages, or another wheel of the distribution",
+            hint=GPU_HINT
+            if all(model.recipes[recipe].device == "cuda" for recipe in reasons)
+            else "install the named packages, or another wheel of the distribution",
         ) from unavailable
     finally:
         # otherwise a reference cycle: the error's traceback holds this frame, and the frame would hold the error

@@ -260,6 +260,11 @@ def test_without_cuda_the_next_recipe_is_taken_aloud(tmp_path: Path, monkeypatch
         "    `portable`: this torch has no CUDA\n"
         "  to do: install the named packages, or another wheel of the distribution"
     )
+    with pytest.raises(ProgramError) as caught:
+        load_here(folder, recipe="gpu")
+    assert caught.value.hint == (
+        "install torch's build for CUDA and the GPU's driver, or load a recipe for another device"
+    )
 
 
 def test_a_recipe_for_another_device_than_the_asked_one_is_left_out_without_a_warning(tmp_path: Path) -> None:
