@@ -24,7 +24,7 @@ from hatch_lower.errors import ExecutorError
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 TESTS = Path(__file__).parents[1]
 NOBODY = frozenset[str]()
-SECONDS = 60.0
+SECONDS = 180.0
 
 Open = Callable[[], WorkerPool]
 
