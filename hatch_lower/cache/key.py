@@ -84,6 +84,8 @@ class ManifestKey(Key):
     # URL and last known sha256 of the files that `weights` names; or `file`
     weights: tuple[tuple[str, str], ...]
     verify_inputs: str  # source of real inputs; empty: no real inputs
+    calibrate: str  # as `verify_inputs`
+    metric: tuple[str, float]  # the function, or empty, and its largest drop
     inputs: tuple[str, ...]  # globs of the declared inputs
     strict: bool  # whether undeclared inputs are refused
     entry_points: str  # the project's

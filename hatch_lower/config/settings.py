@@ -22,12 +22,14 @@ from hatch_lower.config.requirements import Extra
 from hatch_lower.config.tables import (
     ATOL,
     IN_A_FILE,
+    MAX_DROP,
     RTOL,
     BackendChoice,
     BenchTable,
     CacheSettings,
     HookTable,
     ModelTable,
+    Precision,
     RecipeTable,
     quote_key,
 )
@@ -104,6 +106,8 @@ class Recipe(Frozen):
     imports: tuple[str, ...] = ()
     on_mismatch: str = "leave-out"  # or `fail`
     without_device: Literal["skip", "fail", "interpret"] = "skip"
+    precision: Precision = "float32"
+    max_drop: float | None = None  # of the metric; `None`: the model's
 
 
 class ModelSettings(Frozen):
@@ -117,6 +121,9 @@ class ModelSettings(Frozen):
     card: str = ""  # JSON file (relative to the project, posix) with the card for the SBOM; in no key
     weights: tuple[str, ...] = ()  # URLs of files with the weights, or `file` alone
     verify_inputs: str = ""  # the sample file (relative to the project, posix) or `module:function` with real inputs
+    calibrate: str = ""  # as `verify_inputs`: inputs for the ranges of activations
+    metric: str = ""  # `module:function`
+    max_drop: float = MAX_DROP
 
 
 class Settings(Frozen):
@@ -256,6 +263,8 @@ def resolve_recipes(given: HookTable, root: Path, path: str, problems: list[str]
             imports=given.imports,
             on_mismatch=recipe.on_mismatch or given.on_mismatch,
             without_device=WITHOUT_DEVICE.get(verify, "skip"),
+            precision=recipe.precision or "float32",
+            max_drop=recipe.max_drop,
         )
     return recipes
 
@@ -385,8 +394,19 @@ def resolve_models(
             ordered = tuple(recipe for recipe in order if recipe in recipes)
             reference = f"{match['module']}:{match['attribute']}"
             weights = given.weights if override.weights is None else override.weights
-            files = {"card": override.card or "", "verify_inputs": override.verify_inputs or ""}
-            yield ModelSettings(name, reference, package, ordered, override.assets, weights=weights, **files)
+            yield ModelSettings(
+                name,
+                reference,
+                package,
+                ordered,
+                override.assets,
+                card=override.card or "",
+                weights=weights,
+                verify_inputs=override.verify_inputs or "",
+                calibrate=override.calibrate or "",
+                metric=override.metric or "",
+                max_drop=MAX_DROP if override.max_drop is None else override.max_drop,
+            )
 
 
 def is_sample_file(source: str) -> bool:

@@ -108,6 +108,11 @@ VERIFY_INPUTS = {
     "words": "a safetensors file of the project, such as `samples.safetensors`, or a function, as `module:function`",
 }
 LEAST = {"minimum": 0}
+FUNCTION = {
+    "pattern": r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*",
+    "words": "a function, as `module:function`",
+}
+MAX_DROP = 0.01
 EXECUTOR = {
     "pattern": r"(local|(dask|ray)(:\S+)?|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)",
     "words": '"local", "dask", "dask:ADDRESS", "ray", "ray:ADDRESS" or "module:factory"',
@@ -130,6 +135,9 @@ class BackendChoice(Frozen):
     """Every other key of the table; the backend checks them. `option_files` replaces files by their contents."""
 
 
+Precision = Literal["float32", "bfloat16", "float16", "int8", "int8-weights", "int4-weights"]
+
+
 class RecipeTable(Frozen):
     """Another lowered variant of the models. The name of a recipe becomes a file name: letters, digits, `_` and `-`."""
 
@@ -146,6 +154,13 @@ class RecipeTable(Frozen):
     """Reaction to a wrong operation of a backend. Default: the `on-mismatch` at the top."""
     torch_free: bool | None = None
     """Whether the recipe must run without torch. Default: the `torch-free` at the top."""
+    precision: Precision | None = None
+    """Precision in which the recipe computes. `"float32"`, the default, leaves the model's own dtypes. `"bfloat16"` and
+    `"float16"`: the operations that PyTorch's autocast computes in this dtype, while norms and softmax stay in float32.
+    `"int8"`: weights and activations, as the model's `calibrate` shows the activations' ranges, or from the ranges in
+    each call without `calibrate`. `"int8-weights"`, `"int4-weights"`: the weights alone, which shrink the wheel."""
+    max_drop: float | None = field(default=None, metadata=LEAST)
+    """Largest drop of the model's `metric` from eager to this recipe. Default: the `max-drop` of the model."""
     extra: str | None = None
     """Extra of the project (`[project.optional-dependencies]`) with the requirements of this recipe beyond
     `[project] dependencies`: torch, for a portable recipe beside a recipe of an engine. `load` takes a recipe whose
@@ -174,6 +189,15 @@ class ModelTable(Frozen):
     """Real inputs on which every recipe is compared with eager, besides generated inputs: a safetensors file of the
     project (`samples.safetensors`), or a function (`digits.data:samples`) that is called with the name of each method
     and returns the inputs of that method. Eager must run on all real inputs."""
+    calibrate: str | None = field(default=None, metadata=VERIFY_INPUTS)
+    """Real inputs from which recipes with `precision = "int8"` take the ranges of activations: a safetensors file of
+    the project, or a function, as for `verify-inputs`."""
+    metric: str | None = field(default=None, metadata=FUNCTION)
+    """Function (`digits.data:accuracy`) that is called with a model, whose methods are called as an installed model's,
+    and returns a number: higher is better. The build calls the function with eager and with every packaged recipe, and
+    fails where the number of a recipe is lower than eager's by more than `max-drop`."""
+    max_drop: float | None = field(default=None, metadata=LEAST)
+    """Largest drop of `metric` from eager to a recipe. Default: 0.01."""
     card: str | None = field(default=None, metadata=CARD)
     """JSON file of the project with the model's card: the object `modelCard` of CycloneDX, with the training data, the
     limits and more. The card goes into the wheel's SBOM. A change of the file exports and lowers nothing."""

@@ -175,6 +175,8 @@ class ResultLookup:
             check=settings.check_bytes,
             weights=tuple((url, known_digest(url, self._store, self._stats)) for url in model.weights),
             verify_inputs=model.verify_inputs,
+            calibrate=model.calibrate,
+            metric=(model.metric, model.max_drop),
             inputs=settings.inputs,
             strict=settings.strict,
             entry_points=digest_of(view.entry_points),

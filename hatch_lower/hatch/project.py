@@ -186,8 +186,8 @@ def input_files(hook: Hook) -> list[Path]:
             patterns |= dict.fromkeys(model.assets, f"{here}.assets")
             if model.card is not None:
                 patterns[glob.escape(model.card)] = f"{here}.card"
-            if is_sample_file(model.verify_inputs or ""):
-                patterns[glob.escape(model.verify_inputs or "")] = f"{here}.verify-inputs"
+            samples = {"verify-inputs": model.verify_inputs or "", "calibrate": model.calibrate or ""}
+            patterns |= {glob.escape(file): f"{here}.{key}" for key, file in samples.items() if is_sample_file(file)}
     problems += [
         f"`{path}` must hold globs relative to the project and within it, found `{pattern}`"
         for pattern, path in patterns.items()

@@ -69,7 +69,7 @@ def recipe_to_localize(inputs: BuildInputs, wanted: Localization) -> Recipe:
 def localize_model(inputs: BuildInputs, services: Services, lowered: BuiltRecipe, wanted: Localization) -> Findings:
     """Search the methods of a model, lowered for a recipe, until a wrong method is found."""
     findings = []
-    for method in inputs.source.methods:
+    for method in inputs.source_of(lowered.recipe).methods:
         if wanted.method in ("", method.name):
             finding = look(inputs, services, lowered, method, wanted)
             findings.append(finding)
@@ -112,7 +112,7 @@ def look(
             lambda node: sources.origin(node, str(node.target)),
             None if wanted.reproduction is None else write_reproduction(wanted.reproduction, tolerance),
         )
-        cases = list(usable_cases(inputs, method, wanted.inputs, first))
+        cases = list(usable_cases(inputs, inputs.source_of(recipe), method, wanted.inputs, first))
         if not cases:
             raise VerificationError(
                 "the eager module refuses all inputs, so that a comparison is impossible",
@@ -125,10 +125,14 @@ def look(
 
 
 def usable_cases(
-    inputs: BuildInputs, method: CapturedMethod, samples: Path | None, first: InputCase | None = None
+    inputs: BuildInputs,
+    source: CapturedModel,
+    method: CapturedMethod,
+    samples: Path | None,
+    first: InputCase | None = None,
 ) -> Iterator[LocalizeCase]:
     """Yield the inputs that eager takes: from a sample file, or the inputs of a build's comparison."""
-    if first is not None and runs(usable := prepared(inputs.source, method, first)):
+    if first is not None and runs(usable := prepared(source, method, first)):
         yield usable
     if samples is not None:
         given = list(file_cases(samples, [method])[method.name])
@@ -142,7 +146,7 @@ def usable_cases(
     else:
         given = []
     for case in given:
-        usable = prepared(inputs.source, method, case)
+        usable = prepared(source, method, case)
         if runs(usable):
             yield usable
 
@@ -187,7 +191,7 @@ def search_wrong(
     wanted = Localization(math.inf if lowerings else SECONDS)
     finding, lines = None, []
     try:
-        for each in inputs.source.methods:
+        for each in inputs.source_of(lowered.recipe).methods:
             if method in ("", each.name):  # an error of loading has no method
                 finding = look(inputs, services, lowered, each, wanted, getattr(error, "case", None), lowerings)
                 if finding.is_wrong:

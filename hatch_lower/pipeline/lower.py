@@ -34,7 +34,7 @@ def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, at
     before = attempt.kept.get(recipe.name)
     if before is not None and before.left_out == attempt.left_out.get(recipe.name, {}):
         return before
-    source, reporter, partitioners = inputs.source, services.reporter, inputs.partitioners[recipe.name]
+    source, reporter, partitioners = inputs.source_of(recipe), services.reporter, inputs.partitioners[recipe.name]
     methods = {method.name: method.program for method in source.methods}
     turns = [Turn(dict.fromkeys(methods, partitioner), backend) for backend, partitioner in partitioners.items()]
     # without a backend no operation is decomposed: torch runs whole operations faster and with eager's own numbers

@@ -242,7 +242,7 @@ def lower_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, attemp
     lowering = lower_for_recipe(inputs, services, recipe, attempt)
     lowered, seconds = lowering.methods, lowering.seconds
     with stage(services.reporter, "package", model, recipe.name):
-        emitted = emit_recipe(inputs.source, services.digests, lowered.methods)
+        emitted = emit_recipe(inputs.source_of(recipe), services.digests, lowered.methods)
         if recipe.name in settings.torch_free:
             refuse_torch(place_of(model, recipe), emitted.plan, emitted.debug, recipe.imports, emitted.requirements())
         files = packager.write_program(recipe.name, emitted)

@@ -56,6 +56,12 @@ class BuildInputs(Frozen):
     examples: tuple[Mapping[str, torch.Tensor], str] | None = None
     sources: tuple[LocalSource, ...] = ()  # files of published weights, which are not packaged again
     real: Mapping[str, RealInputs] = field(default_factory=dict)  # by method, for methods with real inputs
+    # by recipe with another precision than the model's own, the model in that precision, as ready programs
+    converted: Mapping[str, CapturedModel] = field(default_factory=dict)
+
+    def source_of(self, recipe: Recipe) -> CapturedModel:
+        """Return the model in the precision of a recipe."""
+        return self.converted.get(recipe.name, self.source)
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:

@@ -103,7 +103,7 @@ def verify_recipes(inputs: BuildInputs, services: Services, recipes: Sequence[Bu
 def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe) -> None:
     if services.fresh is None or inputs.examples is None:
         return
-    source, recipe, packager = inputs.source, lowered.recipe, services.packager
+    source, recipe, packager = inputs.source_of(lowered.recipe), lowered.recipe, services.packager
     examples = services.folder / EXAMPLES
     if not examples.exists():
         write_constants(examples, inputs.examples[0])
@@ -161,7 +161,7 @@ def verify_here(
     stand_ins: Mapping[str, type[Delegate]] | None = None,
 ) -> Iterator[VerifiedMethod]:
     # `wishes`: report which real inputs are advisable; only for the first recipe, as the advice is the same for all
-    source, recipe, reporter = inputs.source, lowered.recipe, services.reporter
+    source, recipe, reporter = inputs.source_of(lowered.recipe), lowered.recipe, services.reporter
     loaded: tuple[Plan, Executor] | None = None
     missing: UncomparableError | None = None
     for method in source.methods:

@@ -112,8 +112,7 @@ def source_files(request: ChildRequest) -> Iterator[Path]:
 
 def sample_files(request: ChildRequest) -> Iterator[Path]:
     (model,) = (model for model in request.settings.models if model.name == request.model)
-    if is_sample_file(model.verify_inputs):
-        yield request.settings.root / model.verify_inputs
+    yield from (request.settings.root / file for file in (model.verify_inputs, model.calibrate) if is_sample_file(file))
 
 
 def is_available() -> bool:
