@@ -64,6 +64,8 @@ class ExportKey(Key):
     weights: tuple[tuple[str, str], ...]
     # for each method with real inputs for verification: name, source of the inputs, sha256 of all inputs
     samples: tuple[tuple[str, str, str], ...]
+    # for each recipe with a precision other than float32: name, and digest of graphs, weights and outputs
+    converted: tuple[tuple[str, str], ...]
     tools: tuple[tuple[str, str], ...]  # versions and digests of the code of the recipes' backends
     torch: str
     interpreter: str
@@ -85,6 +87,7 @@ class ManifestKey(Key):
     weights: tuple[tuple[str, str], ...]
     verify_inputs: str  # source of real inputs; empty: no real inputs
     calibrate: str  # as `verify_inputs`
+    kept: tuple[tuple[str, tuple[str, ...]], ...]  # recipe to paths of modules that stay in float32
     metric: tuple[str, float]  # the function, or empty, and its largest drop
     inputs: tuple[str, ...]  # globs of the declared inputs
     strict: bool  # whether undeclared inputs are refused

@@ -122,6 +122,8 @@ class ModelSettings(Frozen):
     weights: tuple[str, ...] = ()  # URLs of files with the weights, or `file` alone
     verify_inputs: str = ""  # the sample file (relative to the project, posix) or `module:function` with real inputs
     calibrate: str = ""  # as `verify_inputs`: inputs for the ranges of activations
+    # by recipe, the paths of modules that stay in float32, from `precision.toml`
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metric: str = ""  # `module:function`
     max_drop: float = MAX_DROP
 

@@ -176,6 +176,7 @@ class ResultLookup:
             weights=tuple((url, known_digest(url, self._store, self._stats)) for url in model.weights),
             verify_inputs=model.verify_inputs,
             calibrate=model.calibrate,
+            kept=tuple(sorted((name, paths) for name, paths in model.kept.items() if name in model.recipes)),
             metric=(model.metric, model.max_drop),
             inputs=settings.inputs,
             strict=settings.strict,

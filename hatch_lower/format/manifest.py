@@ -57,6 +57,9 @@ class RecipeEntry(Frozen):
     # the reason why the build did not compare the recipe with eager, equal on all machines without the recipe's device;
     # empty for a compared recipe
     not_compared: str = ""
+    # in which the recipe computes, as the setting `precision` names it; the check data of a recipe with another
+    # precision than float32 have outputs of the recipe's own
+    precision: str = "float32"
 
 
 class ModelEntry(Frozen):

@@ -14,7 +14,7 @@ from hatch_lower.pipeline.generated_inputs import MethodSizes
 from hatch_lower.pipeline.parameters import user_input_values
 from hatch_lower.pipeline.random_inputs import InputCase, case_of, example_case
 from hatch_lower.pipeline.rounding import rounding_of
-from hatch_lower.runtime.check import mark_name
+from hatch_lower.runtime.check import mark_name, recipe_method
 from hatch_lower.runtime.torch_private import tensors
 
 Tensors = Mapping[str, torch.Tensor]
@@ -73,6 +73,26 @@ def limited(model: CapturedModel, found: Tensors, limit: int) -> tuple[dict[str,
         else:
             lines.append(f"no check data of `{method.name}`: {reason}; raise `check-megabytes`")
     return kept, lines
+
+
+def outputs_in_precision(
+    model: CapturedModel, recipe: str, kept: Tensors, room: int
+) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the outputs of a recipe's model for the kept check inputs, and a line if these take more than `room`."""
+    found: dict[str, torch.Tensor] = {}
+    for method in model.methods:
+        leaves = list(example_case(method).leaves())
+        if not any(name.startswith(f"{method.name}/output/") for name in kept):
+            continue
+        given = [kept.get(f"{method.name}/input/{i}", leaf) for i, leaf in enumerate(leaves)]
+        case = case_of(method, "the check inputs", given)
+        own = named_tensors(method, case, eager_outputs(model, method, case))
+        prefix, name = f"{method.name}/", recipe_method(method.name, recipe)
+        found |= {f"{name}/{key.removeprefix(prefix)}": own[key] for key in own if "/input/" not in key}
+    if (size := count_bytes(found)) > room:
+        reason = f"its outputs take {size_text(size)} more than `check-megabytes` leaves room for"
+        return {}, f"no check data of the recipe `{recipe}`: {reason}"
+    return found, ""
 
 
 def count_bytes(tensors: Tensors) -> int:

@@ -34,7 +34,7 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.sources import SourceRoots, source_lines
 from hatch_lower.pipeline.graph_key import describe_method, form_bytes, named_constants, sharing_of
-from hatch_lower.pipeline.model_build import BuildInputs, UsedBackend
+from hatch_lower.pipeline.model_build import BuildInputs, ConvertedModel, UsedBackend
 from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
 from hatch_lower.pipeline.sandbox import backend_guard
 
@@ -47,6 +47,11 @@ class Export(Frozen):
     methods: Mapping[str, MethodRecord]
     programs: Mapping[str, ExportedProgram]  # method name to program, before decomposition
     sources: SourceRoots
+    # the same by recipe, for recipes with a precision other than float32
+    converted: Mapping[str, Mapping[str, ExportedProgram]]
+
+    def programs_of(self, recipe: str) -> Mapping[str, ExportedProgram]:
+        return self.converted.get(recipe, self.programs)
 
 
 def describe_export(inputs: BuildInputs, store: Store, digests: SpanDigests) -> Export:
@@ -84,6 +89,7 @@ def describe_export(inputs: BuildInputs, store: Store, digests: SpanDigests) -> 
             else tuple((file.url, file.sha256) for file in inputs.sources)
         ),
         samples=tuple((name, each.source, each.digest()) for name, each in sorted(inputs.real.items())),
+        converted=tuple((name, converted_digest(model, digests)) for name, model in inputs.converted.items()),
         tools=tuple(code_versions(inputs.recipes)),
         torch=torch.__version__,
         interpreter=platform.python_version(),
@@ -91,7 +97,22 @@ def describe_export(inputs: BuildInputs, store: Store, digests: SpanDigests) -> 
         code=code_digest(Path(hatch_lower.__file__)),
         schema=SCHEMA,
     )
-    return Export(key, methods, programs, sources)
+    converted = {
+        name: {method.name: method.program for method in model.source.methods}
+        for name, model in inputs.converted.items()
+    }
+    return Export(key, methods, programs, sources, converted)
+
+
+def converted_digest(model: ConvertedModel, digests: SpanDigests) -> str:
+    """Return a digest of all that a model in another precision adds to a result."""
+    methods = []
+    for method in model.source.methods:
+        described, held = describe_method(method), dict(named_constants(method.program))
+        contents = digests.digests([tensor.detach() for tensor in held.values()])
+        methods.append([method.name, described.graph, described.names, list(held), contents])
+    sharing = sharing_of(method.program for method in model.source.methods)
+    return digest_of([methods, sharing, eager_digest(model.source, model.examples)])
 
 
 def recipe_exports(key: ExportKey, recipes: Iterable[Recipe], source: CapturedModel) -> dict[str, ExportKey]:
@@ -103,6 +124,7 @@ def recipe_exports(key: ExportKey, recipes: Iterable[Recipe], source: CapturedMo
         exports[recipe.name] = replace(
             key,
             recipes=(encode(recipe),),
+            converted=tuple(row for row in key.converted if row[0] == recipe.name),
             tools=tuple(tool for tool in key.tools if tool[0] in tools),
             # if no setting needs eager's results, the model is not run, and real inputs are not read
             eager=key.eager if key.check or recipe.verify else not_run,

@@ -38,7 +38,7 @@ from hatch_lower.format.record import ModelReport, VerifiedMethod, WeightsRecord
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.architecture import architecture_of
 from hatch_lower.pipeline.capture import CapturedModel
-from hatch_lower.pipeline.check_data import Tensors, example_tensors, limited
+from hatch_lower.pipeline.check_data import Tensors, count_bytes, example_tensors, limited, outputs_in_precision
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.eager import eager_factory
 from hatch_lower.pipeline.emit.arguments import with_details
@@ -55,6 +55,7 @@ from hatch_lower.pipeline.lower import lower_for_recipe
 from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, LoweredModel, Services, place_of
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.package import Packager
+from hatch_lower.pipeline.precision.convert import convert_recipes
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
 from hatch_lower.pipeline.recipes import device_of, partitioner_of, recipe_entry, refuse_torch, refuse_unmet
 from hatch_lower.pipeline.reuse import KnownRecipes, find_export, find_recipes, keep_export, keep_made, share_recipes
@@ -166,7 +167,8 @@ def start_build(
     elif model.verify_inputs:
         unused = "`verify-inputs` are not used: `verify` is false for every recipe of the model"
         reporter.report(Event("inputs", "note", model.name, detail=unused))
-    inputs = BuildInputs(settings, model, source, partitioners, examples, tuple(sources), real)
+    converted = convert_recipes(settings, model, recipes, source, reporter, compared=compared)
+    inputs = BuildInputs(settings, model, source, partitioners, examples, tuple(sources), real, converted)
     return inputs, Services(store, folder, Packager(folder, model.name, store), digests, reporter, fresh)
 
 
@@ -277,6 +279,12 @@ def write_check_data(inputs: BuildInputs, services: Services) -> FileEntry | Non
         return None
     found, note = inputs.examples
     tensors, lines = limited(inputs.source, found, inputs.settings.check_bytes)
+    for name, converted in inputs.converted.items():
+        room = inputs.settings.check_bytes - count_bytes(tensors)
+        with process_restored():  # the model is called
+            outputs, line = outputs_in_precision(converted.source, name, tensors, room)
+        tensors |= outputs
+        lines += [line] if line else []
     for line in [note] if note else lines:
         services.warn(line)
     return services.packager.write("check.safetensors", constants_bytes(tensors)) if tensors else None

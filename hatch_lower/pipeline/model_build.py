@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hatch_lower.pipeline.fresh_process import FreshProcess
     from hatch_lower.pipeline.real_inputs import RealInputs
 
+Examples = tuple[Mapping[str, torch.Tensor], str]
 LeftOutOf = Mapping[str, tuple[LeftOut, ...]]  # method to operations outside of a backend's partitions
 
 
@@ -44,6 +45,13 @@ class KeptLowering(Frozen):
     healed: int  # number of healings in this build
 
 
+class ConvertedModel(Frozen):
+    """A model in the precision of a recipe, as ready programs."""
+
+    source: CapturedModel
+    examples: Examples | None = None  # as `BuildInputs.examples`
+
+
 class BuildInputs(Frozen):
     """The inputs of a model's lowering; none changes during a build."""
 
@@ -53,15 +61,21 @@ class BuildInputs(Frozen):
     # recipe to backend to its partitioner, in the order of their turns
     partitioners: Mapping[str, Mapping[str, Partitioner]] = field(default_factory=dict)
     # the tensors among the example inputs and eager's outputs, and a note; `None` if no setting needs the tensors
-    examples: tuple[Mapping[str, torch.Tensor], str] | None = None
+    examples: Examples | None = None
     sources: tuple[LocalSource, ...] = ()  # files of published weights, which are not packaged again
     real: Mapping[str, RealInputs] = field(default_factory=dict)  # by method, for methods with real inputs
-    # by recipe with another precision than the model's own, the model in that precision, as ready programs
-    converted: Mapping[str, CapturedModel] = field(default_factory=dict)
+    # by the names of recipes with another precision than float32
+    converted: Mapping[str, ConvertedModel] = field(default_factory=dict)
 
     def source_of(self, recipe: Recipe) -> CapturedModel:
         """Return the model in the precision of a recipe."""
-        return self.converted.get(recipe.name, self.source)
+        found = self.converted.get(recipe.name)
+        return self.source if found is None else found.source
+
+    def examples_of(self, recipe: Recipe) -> Examples | None:
+        """Return the example inputs, and the outputs in the precision of a recipe."""
+        found = self.converted.get(recipe.name)
+        return self.examples if found is None else found.examples
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:

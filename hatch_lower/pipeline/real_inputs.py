@@ -58,15 +58,18 @@ def has_nan(leaf: object) -> bool:
     return bool((leaf != leaf).any()) if leaf.element_size() > 1 else bool(leaf.float().isnan().any())
 
 
-def read_real_inputs(model: ModelSettings, source: CapturedModel, root: Path) -> dict[str, RealInputs]:
-    """Return the real inputs by method, for the methods with real inputs; raise `SampleError` without any."""
-    given, methods = model.verify_inputs, source.methods
-    cases = file_cases(root / given, methods) if is_sample_file(given) else function_cases(model, methods, root)
+def read_real_inputs(
+    model: ModelSettings, source: CapturedModel, root: Path, setting: str = "verify-inputs"
+) -> dict[str, RealInputs]:
+    """Return a setting's real inputs by method, for the methods that have any; raise `SampleError` without any."""
+    given, methods = getattr(model, setting.replace("-", "_")), source.methods
+    entry = EntryPoint(model.name, given, root, setting=setting)
+    cases = file_cases(root / given, methods) if is_sample_file(given) else function_cases(entry, methods)
     found = {name: RealInputs(given, own) for name, own in cases.items() if own}
     if not found:
         raise SampleError(
             "no method has real inputs",
-            where=f"model `{model.name}`, `verify-inputs`",
+            where=f"model `{model.name}`, `{setting}`",
             found=f"`{given}` has no inputs",
             hint=GIVE if not is_sample_file(given) else f"write inputs under keys such as `{methods[0].name}/0/…`",
         )
@@ -85,11 +88,8 @@ def file_cases(path: Path, methods: Sequence[CapturedMethod]) -> dict[str, tuple
     }
 
 
-def function_cases(
-    model: ModelSettings, methods: Sequence[CapturedMethod], root: Path
-) -> dict[str, tuple[InputCase, ...]]:
-    entry = EntryPoint(model.name, model.verify_inputs, root, setting="verify-inputs")
-    with export_guard(model.name), process_restored():
+def function_cases(entry: EntryPoint, methods: Sequence[CapturedMethod]) -> dict[str, tuple[InputCase, ...]]:
+    with export_guard(entry.model), process_restored():
         function = find_value(entry)
         if not callable(function):
             found = f"a value of type `{type(function).__name__}`"

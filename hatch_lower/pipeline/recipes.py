@@ -119,6 +119,7 @@ def recipe_entry(lowered: BuiltRecipe, project: str) -> RecipeEntry:
         methods=lowered.methods,
         imports=lowered.recipe.imports,
         device=device_of(lowered.recipe.backends, f"recipe `{lowered.recipe.name}`"),
+        precision=lowered.recipe.precision,
     )
 
 

@@ -281,7 +281,7 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
             debug = read_debug(files[path].source.read_bytes(), path)
         except (OSError, ProgramError):
             return None
-        fresh = re_anchor(debug, anchors[name], export.programs, export.sources)
+        fresh = re_anchor(debug, anchors[name], export.programs_of(name), export.sources)
         entry = packager.write(PurePath(path).name, write_debug(fresh))
         recipes[name] = replace(recipe, debug=entry)
         files.update((file.path, file) for file in packager.files() if file.path == path)
@@ -311,8 +311,8 @@ def keep_report(
     anchors: dict[str, Anchors] = {}
     for lowered in recipes:
         name, program = lowered.recipe.name, lowered.emitted
-        anchors[name] = anchors_of(program.nodes, export.programs)
-        if re_anchor(program.debug, anchors[name], export.programs, export.sources) != program.debug:
+        anchors[name] = anchors_of(program.nodes, export.programs_of(name))
+        if re_anchor(program.debug, anchors[name], export.programs_of(name), export.sources) != program.debug:
             return f"the source lines of the recipe `{name}` do not follow from its exported graphs"
         if reason := line_in_reasons(program.debug):
             return f"a backend's reason names a source line: {reason}"

@@ -101,12 +101,13 @@ def verify_recipes(inputs: BuildInputs, services: Services, recipes: Sequence[Bu
 
 
 def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe) -> None:
-    if services.fresh is None or inputs.examples is None:
-        return
     source, recipe, packager = inputs.source_of(lowered.recipe), lowered.recipe, services.packager
-    examples = services.folder / EXAMPLES
+    given = inputs.examples_of(recipe)
+    if services.fresh is None or given is None:
+        return
+    examples = services.folder / (f"{recipe.name}-{EXAMPLES}" if recipe.name in inputs.converted else EXAMPLES)
     if not examples.exists():
-        write_constants(examples, inputs.examples[0])
+        write_constants(examples, given[0])
     with stage(services.reporter, "compare", source.name, recipe.name) as describe:
         packaged = Packaged(
             folder=packager.folder,

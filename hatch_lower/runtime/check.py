@@ -30,6 +30,25 @@ def mark_name(method: str, mark: str, output: int) -> str:
     return f"{method}/{mark}/{output}"
 
 
+def recipe_method(method: str, recipe: str) -> str:
+    """Return the name under which check data have the outputs of a method in a recipe's own precision."""
+    return f"{method}@{recipe}"
+
+
+def tensors_of(tensors: Mapping[str, Array], recipe: str, precision: str) -> Mapping[str, Array]:
+    """Return check data with the outputs that a recipe must compute; without outputs where the data lack these."""
+    if precision == "float32":
+        return tensors
+    inputs = {name: tensor for name, tensor in tensors.items() if "/input/" in name}
+    suffix = recipe_method("", recipe)
+    own = {
+        name.replace(suffix, "", 1): tensor
+        for name, tensor in tensors.items()
+        if name.partition("/")[0].endswith(suffix)
+    }
+    return {**inputs, **own}
+
+
 @dataclass(frozen=True, slots=True)
 class CheckRow:
     """The result of a method. Without `method`: of a whole recipe; without `recipe`, too: of a model's files."""
@@ -108,9 +127,10 @@ def check_rows(
         except LowerError as error:
             yield CheckRow(model, name, "", "fails", str(error))
             continue
+        expected = tensors_of(tensors, name, files.precision)
         for method in plan.methods:
             used = tolerance or Tolerance()
-            status, detail, comparison = check_loaded_method(loaded, plan, method, tensors, used, arrays_of(loaded))
+            status, detail, comparison = check_loaded_method(loaded, plan, method, expected, used, arrays_of(loaded))
             row = CheckRow(model, name, method, status, detail, device=loaded.device)
             yield row if comparison is None else replace(row, **comparison.facts())
 

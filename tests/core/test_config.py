@@ -111,7 +111,7 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
     assert str(caught.value) == (
         "4 settings of the build hook `lower` are wrong\n"
         f"  found: `{LOWER}.recipes.portable.backend` is not a setting, found an array; "
-        "did you mean `backends`? known: `atol`, `backends`, `extra`, `on-mismatch`, `rtol`, "
+        "did you mean `backends`? known: `atol`, `backends`, `extra`, `max-drop`, `on-mismatch`, `precision`, `rtol`, "
         "`torch-free`, `verify`\n"
         f'    `{LOWER}.jobs` must be an integer of at least 1, found the string "two"\n'
         f"    `{LOWER}.rtol` must be a number of at least 0, found the number -1.0\n"

@@ -114,6 +114,7 @@ EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
 CONSEQUENCES = {
     "sharing": "which tensors share memory",
     "eager": "the outputs of the eager module",
+    "converted": "the model in the precision of a recipe",
 }
 # Fields that are not settings, in words; the names of their parts follow
 TOOLS = {

@@ -1,0 +1,1 @@
+"""The conversion of captured models to the precisions of recipes, before lowering."""

@@ -1,0 +1,185 @@
+"""The captured model in the precision of a recipe: ready programs that are lowered in place of the model's own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch.fx import Node
+
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.errors import CaptureError, LowerError, SampleError
+from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.exir.graph.surgery import all_nodes
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
+from hatch_lower.pipeline.check_data import example_tensors
+from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim_lines
+from hatch_lower.pipeline.model_build import ConvertedModel
+from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
+from hatch_lower.pipeline.precision.halves import in_half
+from hatch_lower.pipeline.precision.quantize import Scheme, quantized
+from hatch_lower.pipeline.random_inputs import InputCase
+from hatch_lower.pipeline.real_inputs import read_real_inputs
+
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+BITS = {"int8": 8, "int8-weights": 8, "int4-weights": 4}
+XNNPACK = "executorch"  # the backend whose kernels take signed activations only
+
+Cases = Mapping[str, Sequence[InputCase]]  # by method
+
+
+def convert_recipes(
+    settings: Settings,
+    model: ModelSettings,
+    recipes: Sequence[Recipe],
+    source: CapturedModel,
+    reporter: Reporter,
+    *,
+    compared: bool,
+) -> dict[str, ConvertedModel]:
+    """Return the model in the precisions of recipes, by the names of recipes with another precision than float32.
+
+    `compared`: whether a setting needs the outputs of the converted models.
+    """
+    wanted = [recipe for recipe in recipes if recipe.precision != "float32"]
+    cases: Cases = {}
+    if model.calibrate and any(recipe.precision == "int8" for recipe in wanted):
+        with stage(reporter, "inputs", model.name) as describe:
+            cases = calibration_cases(model, source, settings.root)
+            describe(", ".join(f"{len(each)} of `{name}` for calibration" for name, each in cases.items()))
+    elif model.calibrate:
+        unused = '`calibrate` is not used: no recipe of the model has `precision = "int8"`'
+        reporter.report(Event("inputs", "note", model.name, detail=unused))
+    conversion = Conversion(source, model, cases)
+    found = {}
+    for recipe in wanted:
+        with stage(reporter, "convert", model.name, recipe.name) as describe:
+            kept = model.kept.get(recipe.name, ())
+            found[recipe.name] = with_examples(conversion.converted(recipe, kept), compared)
+            describe(f"{recipe.precision}, {kept_text(kept)}" if kept else recipe.precision)
+        for line in conversion.notes(recipe):
+            reporter.report(Event("convert", "note", model.name, recipe.name, detail=line))
+    return found
+
+
+def kept_text(kept: Sequence[str]) -> str:
+    return f"float32 in {', '.join(f'`{path}`' for path in kept)}"
+
+
+def with_examples(model: CapturedModel, compared: bool) -> ConvertedModel:
+    """Return a converted model with its outputs for the example inputs, and with outputs laid out as they are."""
+    if not compared:
+        return ConvertedModel(model)
+    layouts: dict[str, Layouts] = {}
+    with process_restored():
+        examples = example_tensors(model, partial(note_layouts, layouts))
+        return ConvertedModel(in_eagers_order(model, layouts), examples)
+
+
+def calibration_cases(model: ModelSettings, source: CapturedModel, root: Path) -> Cases:
+    """Return the calls of `calibrate` by method; raise `SampleError` for inputs that are not finite numbers."""
+    cases = {name: real.cases for name, real in read_real_inputs(model, source, root, "calibrate").items()}
+    for case in itertools.chain.from_iterable(cases.values()):
+        for leaf in case.leaves():
+            if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point and not leaf.isfinite().all():
+                raise SampleError(
+                    "an input for calibration has NaN or infinity, and activations then have no range",
+                    where=f"model `{model.name}`, `calibrate`, {case.name}",
+                    hint="leave the call out, or replace the numbers",
+                )
+    return cases
+
+
+class Conversion:
+    """Converts a model to the precisions of recipes; recipes with equal precisions share a converted model."""
+
+    def __init__(self, source: CapturedModel, model: ModelSettings, cases: Cases) -> None:
+        self._source = source
+        self._model = model
+        self._cases = cases
+        self._made: dict[tuple[object, ...], CapturedModel] = {}
+
+    def converted(self, recipe: Recipe, kept: tuple[str, ...]) -> CapturedModel:
+        """Return the model in a recipe's precision, with the modules `kept` in float32.
+
+        Raises `CaptureError` where the model, or this environment, does not allow the precision.
+        """
+        for_xnnpack = any(choice.name == XNNPACK for choice in recipe.backends)
+        key = (recipe.precision, for_xnnpack, kept)
+        if key not in self._made:
+            methods = tuple(self._method(method, recipe, kept, for_xnnpack) for method in self._source.methods)
+            if dtypes_of(methods) <= dtypes_of(self._source.methods):
+                operators = sorted({str(node.target) for method in methods for node in operations_of(method)})
+                raise CaptureError(
+                    f"the precision `{recipe.precision}` changes no operation of the model",
+                    where=f"model `{self._model.name}`, recipe `{recipe.name}`",
+                    found=f"operators: {', '.join(f'`{name}`' for name in operators)}",
+                    hint="convolutions, linear layers and embeddings can have another precision; remove `precision`",
+                )
+            self._made[key] = CapturedModel(self._source.name, methods, None)
+        return self._made[key]
+
+    def notes(self, recipe: Recipe) -> Iterator[str]:
+        """Yield advice on the calibration of a recipe."""
+        if recipe.precision != "int8":
+            return
+        for method in self._source.methods:
+            count = len(self._cases.get(method.name, ()))
+            convolutions = sum(is_convolution(node) for node in operations_of(method))
+            if count == 1:
+                yield f"`calibrate` has a single call of `{method.name}`: the ranges of activations may be too narrow"
+            elif not count and convolutions:
+                yield (
+                    f"{convolutions} convolutions of `{method.name}` stay in float32: without `calibrate` only linear"
+                    " layers and embeddings have integers"
+                )
+
+    def _method(
+        self, method: CapturedMethod, recipe: Recipe, kept: tuple[str, ...], for_xnnpack: bool
+    ) -> CapturedMethod:
+        where = f"model `{self._model.name}`, recipe `{recipe.name}`, method `{method.name}`"
+        try:
+            with process_restored():
+                if half := HALVES.get(recipe.precision):
+                    return replace(method, program=in_half(method.program, half, kept))
+                refuse_missing("torchao", where)
+                scheme = Scheme(BITS[recipe.precision], recipe.precision == "int8", kept, for_xnnpack)
+                return quantized(method, scheme, self._cases.get(method.name, ()))
+        except LowerError:
+            raise
+        except Exception as error:
+            refuse_out_of_memory(error)
+            raise CaptureError(
+                f"the method cannot have the precision `{recipe.precision}`",
+                where=where,
+                found=trim_lines(describe_exception(error)),
+                hint="keep the module at fault in float32 with `precision.toml`, or remove `precision`",
+            ) from error
+
+
+def operations_of(method: CapturedMethod) -> Iterator[Node]:
+    return (node for node in all_nodes(method.program.graph_module) if node.op == "call_function")
+
+
+def is_convolution(node: Node) -> bool:
+    return str(node.target).startswith(("aten.conv1d.", "aten.conv2d.", "aten.conv3d."))
+
+
+def dtypes_of(methods: Iterable[CapturedMethod]) -> set[torch.dtype]:
+    values = (node.meta.get("val") for method in methods for node in all_nodes(method.program.graph_module))
+    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
+
+
+def refuse_missing(library: str, where: str) -> None:
+    if find_spec(library) is None:
+        raise CaptureError(
+            f"the library `{library}`, which quantizes models, is not installed",
+            where=where,
+            hint="name `hatch-lower[quantize]` in `[build-system] requires`",
+        )

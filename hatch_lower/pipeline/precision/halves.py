@@ -1,0 +1,168 @@
+"""Conversion to half precision by PyTorch's autocast: products and convolutions in the half, norms in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Graph, Node
+
+from hatch_lower.exir.graph.operators import torch_operator
+from hatch_lower.exir.graph.state import constant_of, constant_placeholders, mutated_targets, named_after
+from hatch_lower.exir.graph.surgery import copy_graph, functionalized, rebuild_program
+from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
+
+aten = torch.ops.aten
+
+# operators whose sums and quotients lose too much in a half
+IN_FLOAT32 = frozenset(
+    {
+        *("batch_norm", "cosine_similarity", "cumprod", "cumsum", "group_norm", "instance_norm", "layer_norm"),
+        *("linalg_vector_norm", "log_softmax", "logsumexp", "native_layer_norm", "norm", "renorm", "rms_norm"),
+        *("softmax", "special_log_softmax", "special_softmax", "_log_softmax", "_softmax", "var", "std", "var_mean"),
+    }
+)
+# operators that refuse a half beside a float32, or that autocast leaves in the model's own dtype
+ONE_DTYPE = frozenset(
+    {
+        *("bucketize", "cdist", "grid_sampler", "gru", "index_copy", "index_copy_", "index_put", "index_put_", "lerp"),
+        *("lstm", "masked_scatter", "masked_scatter_", "rnn_relu", "rnn_tanh", "scatter", "scatter_", "scatter_add"),
+        *("scatter_add_", "scatter_reduce", "scatter_reduce_", "searchsorted", "select_scatter", "slice_scatter"),
+        *("index_add", "index_add_", "index_fill", "index_fill_"),
+    }
+)
+
+
+def in_half(program: ExportedProgram, half: torch.dtype, kept: Iterable[str] = ()) -> ExportedProgram:
+    """Return a program that computes in a half, with inputs, outputs and state of the same dtypes as before.
+
+    Weights that are only read in the half are stored in the half. `kept` are paths of modules that stay in float32.
+    """
+    paths = tuple(kept)
+    with torch.autocast("cpu", dtype=half):
+        traced = functionalized(with_casts(program, half, paths))
+    if paths:
+        traced = with_floats(traced, half, paths)
+    return with_stored_casts(without_idle_casts(traced))
+
+
+def with_casts(program: ExportedProgram, half: torch.dtype, kept: tuple[str, ...]) -> ExportedProgram:
+    """Return a program with explicit casts: of norms to float32, of tables of embeddings to the half, of outputs."""
+    attributes, graph = copy_graph(program.graph_module)
+    for node in list(graph.nodes):
+        operator = torch_operator(node.target)
+        name = base_name(operator) if isinstance(operator, OpOverload) else ""
+        if name == "_assert_tensor_metadata":  # of a dtype, which the conversion changes
+            graph.erase_node(node)
+        elif name in IN_FLOAT32 | ONE_DTYPE:
+            # autocast changes no placeholder
+            cast_inputs(graph, node, [value for value in node.all_input_nodes if value.op != "placeholder"], None)
+        elif name == "embedding" and not is_in(node, kept):
+            cast_inputs(graph, node, node.all_input_nodes[:1], half)
+    output = graph.output_node()
+    cast_inputs(graph, output, [value for value in output.all_input_nodes if value.op != "placeholder"], None)
+    return rebuilt(program, attributes, graph)
+
+
+def rebuilt(program: ExportedProgram, attributes: dict[str, object], graph: Graph) -> ExportedProgram:
+    """Return the program with another graph, whose outputs may have other names."""
+    values: Any = graph.output_node().args[0]
+    specs = [named_after(*pair) for pair in zip(program.graph_signature.output_specs, values, strict=True)]
+    signature = replace(program.graph_signature, output_specs=specs)
+    return rebuild_program(program, attributes, graph, signature=signature)
+
+
+def is_in(node: Node, paths: Iterable[str]) -> bool:
+    """Return whether an operation belongs to a module of the given paths."""
+    inner = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return any(path in inner for path in paths)
+
+
+def cast_inputs(graph: Graph, node: Node, values: Iterable[Node], dtype: torch.dtype | None) -> None:
+    """Cast float32 inputs of an operation to a dtype, or to their present dtype, whatever autocast makes of them."""
+    for value in values:
+        held = value.meta.get("val")
+        if isinstance(held, torch.Tensor) and held.dtype is torch.float32:
+            with graph.inserting_before(node):
+                node.replace_input_with(value, cast_of(graph, value, dtype or held.dtype, node))
+
+
+def with_floats(program: ExportedProgram, half: torch.dtype, kept: Iterable[str]) -> ExportedProgram:
+    """Return a program in which the operations of the kept modules compute in float32."""
+    attributes, graph = copy_graph(program.graph_module)
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if not (isinstance(value, torch.Tensor) and value.dtype is half and is_in(node, kept)) or is_cast(node):
+            continue
+        for source in node.all_input_nodes:
+            held = source.meta.get("val")
+            if isinstance(held, torch.Tensor) and held.dtype is half:
+                if is_cast(source) and source.args[0].meta["val"].dtype is torch.float32:
+                    node.replace_input_with(source, source.args[0])
+                else:
+                    with graph.inserting_before(node):
+                        node.replace_input_with(source, cast_of(graph, source, torch.float32, node))
+        node.meta["val"] = value.to(torch.float32)
+        with graph.inserting_after(node):
+            rounded = cast_of(graph, node, half, node)
+        node.replace_all_uses_with(rounded, lambda user, rounded=rounded: user is not rounded)
+    graph.eliminate_dead_code()
+    return rebuilt(program, attributes, graph)
+
+
+def cast_of(graph: Graph, value: Node, dtype: torch.dtype, place: Node) -> Node:
+    """Add a cast of a value, with the source lines of another operation."""
+    cast = graph.call_function(aten._to_copy.default, (value,), {"dtype": dtype})
+    cast.meta = {key: place.meta[key] for key in ("stack_trace", "nn_module_stack") if key in place.meta}
+    cast.meta["val"] = value.meta["val"].to(dtype)
+    return cast
+
+
+def is_cast(node: Node) -> bool:
+    return node.target is aten._to_copy.default and node.kwargs.keys() == {"dtype"}
+
+
+def without_idle_casts(program: ExportedProgram) -> ExportedProgram:
+    """Return a program without casts of values that already have the dtype; the inputs and state stay copied."""
+    attributes, graph = copy_graph(program.graph_module)
+    given = graph.output_node().all_input_nodes
+    for node in graph.nodes:
+        if is_cast(node) and node.args[0].meta["val"].dtype is node.meta["val"].dtype:
+            source = node.args[0]
+            if source.op == "placeholder" or (node in given and source in given):
+                continue
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+    return rebuilt(program, attributes, graph)
+
+
+def with_stored_casts(program: ExportedProgram) -> ExportedProgram:
+    """Return a program whose constants are stored in the dtypes to which the program casts the constants."""
+    attributes, graph = copy_graph(program.graph_module)
+    changing = mutated_targets(program)
+    old = {node.name: spec for node, spec in constant_placeholders(program).items() if spec.target not in changing}
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    state, constants = dict(program.state_dict), dict(program.constants)
+    for node in graph.find_nodes(op="placeholder"):
+        casts = [user for user in node.users if is_cast(user)] if node.name in old else []
+        for cast in casts:
+            target = f"{old[node.name].target}_{dtype_name(cast.meta['val'].dtype)}"
+            with graph.inserting_before(node):
+                stored = graph.placeholder(f"c_{target.replace('.', '_')}")
+            stored.meta["val"] = cast.meta["val"]
+            constants[target] = constant_of(program, old[node.name]).detach().to(cast.meta["val"].dtype)
+            specs[stored.name] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(stored.name), target)
+            cast.replace_all_uses_with(stored)
+            graph.erase_node(cast)
+        if casts and not node.users:
+            graph.erase_node(node)
+            state.pop(str(old[node.name].target), None)
+            constants.pop(str(old[node.name].target), None)
+    inputs = [specs[node.name] for node in graph.find_nodes(op="placeholder")]
+    signature = replace(program.graph_signature, input_specs=inputs)
+    return rebuild_program(program, attributes, graph, signature=signature, state_dict=state, constants=constants)

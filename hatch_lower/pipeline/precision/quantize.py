@@ -1,0 +1,95 @@
+"""Quantization of captured methods: by torchao's PT2E with activations, or of weights alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch.fx import GraphModule, Node
+
+from hatch_lower.frozen import Frozen
+from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.precision.again import export_again
+from hatch_lower.pipeline.precision.halves import is_in
+from hatch_lower.pipeline.precision.integer_weights import quantize_weights
+from hatch_lower.pipeline.random_inputs import InputCase, example_case
+
+
+class Scheme(Frozen):
+    """The quantization of a method."""
+
+    bits: int  # of weights
+    activations: bool
+    kept: tuple[str, ...]  # paths of modules that stay in floating point
+    for_xnnpack: bool  # signed activations, as XNNPACK requires
+
+
+def quantized(method: CapturedMethod, scheme: Scheme, cases: Sequence[InputCase]) -> CapturedMethod:
+    """Return a quantized method.
+
+    `cases` are the calls from which ranges of activations are taken; without calls each call has its own ranges, and
+    only linear layers are quantized. Tables of embeddings have integers in every scheme.
+    """
+    with own_warnings():
+        module: GraphModule = method.program.module()
+        if scheme.activations:
+            module = with_activations(method, module, scheme, cases)
+        quantize_weights(module, scheme.bits, tables_alone=scheme.activations, kept=scheme.kept)
+        return export_again(method, module)
+
+
+def with_activations(
+    method: CapturedMethod, module: GraphModule, scheme: Scheme, cases: Sequence[InputCase]
+) -> GraphModule:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    choose = xnnpack_quantizer if scheme.for_xnnpack else x86_quantizer
+    prepared: GraphModule = prepare_pt2e(module, choose(not cases, scheme.kept))
+    with torch.no_grad():
+        for case in cases or [example_case(method)]:  # the weights are observed in a call
+            args, kwargs = case.copied()
+            prepared(*args, **kwargs)
+    converted: GraphModule = convert_pt2e(prepared)
+    return converted
+
+
+def x86_quantizer(is_dynamic: bool, kept: Iterable[str]) -> object:
+    """Return torchao's quantizer for x86: unsigned activations, signed weights with a scale per channel."""
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    config = x86.get_default_x86_inductor_quantization_config(is_dynamic=is_dynamic)
+    quantizer = x86.X86InductorQuantizer().set_global(config)
+    for path in kept:
+        quantizer.set_module_name_qconfig(path, None)
+    return quantizer
+
+
+def xnnpack_quantizer(is_dynamic: bool, kept: Iterable[str]) -> object:
+    """Return ExecuTorch's quantizer for XNNPACK: signed activations, signed weights with a scale per channel."""
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
+
+    class KeepingScalars(xnnpack.XNNPACKQuantizer):  # type: ignore[misc]
+        def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+            return model  # the quantizer would make the numbers added to integers floats
+
+    paths = tuple(kept)
+    config = xnnpack.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=is_dynamic)
+    quantizer = KeepingScalars().set_global(config)
+    # the quantizer also takes sums of integers, such as places in a table
+    quantizer.set_filter_function(lambda node: is_float(node) and not is_in(node, paths))
+    return quantizer
+
+
+def is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
+
+
+@contextmanager
+def own_warnings() -> Iterator[None]:
+    """Silence warnings of torchao and ExecuTorch about their own imports and calls."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

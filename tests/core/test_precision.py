@@ -1,0 +1,213 @@
+"""Conversion of captured models to the precisions of recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from hatch_lower.config.settings import ModelSettings, Recipe
+from hatch_lower.config.tables import BackendChoice
+from hatch_lower.errors import CaptureError, SampleError
+from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
+from hatch_lower.pipeline.precision.again import export_again
+from hatch_lower.pipeline.precision.convert import Conversion, calibration_cases
+from hatch_lower.pipeline.precision.halves import in_half
+from hatch_lower.pipeline.precision.integer_weights import quantize_weights
+from hatch_lower.pipeline.random_inputs import example_case
+
+pytestmark = pytest.mark.torch
+
+
+class Quiet:
+    def report(self, event: object) -> None:
+        pass
+
+
+class Net(nn.Module):
+    """A table, two linear layers, a norm, a softmax, and a buffer that counts calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 64)
+        self.first = nn.Linear(64, 64)
+        self.norm = nn.LayerNorm(64)
+        self.last = nn.Linear(64, 32)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.calls.add_(1)
+        hidden = self.norm(torch.relu(self.first(self.table(ids))))
+        return torch.softmax(self.last(hidden), -1)
+
+
+class Pool(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.max_pool1d(x, 2)
+
+
+def captured(module: nn.Module | None = None, shapes: Any = None, *inputs: Tensor) -> CapturedModel:
+    torch.manual_seed(0)
+    module = (Net() if module is None else module).eval()
+    args = inputs or (torch.randint(0, 50, (4, 6)),)
+    dims = shapes if inputs else ({0: Dim("batch", min=1, max=32), 1: 2 * Dim("half", min=1, max=16)},)
+    return capture_model("net", Model(module, {"forward": Method(args, dynamic_shapes=dims)}), Quiet())
+
+
+def method(model: CapturedModel) -> CapturedMethod:
+    return model.methods[0]
+
+
+def constants(program: torch.export.ExportedProgram) -> dict[str, Tensor]:
+    return {**program.state_dict, **program.constants}
+
+
+def operations(program: torch.export.ExportedProgram, name: str) -> list[torch.fx.Node]:
+    return [node for node in program.graph.nodes if str(node.target).startswith(f"aten.{name}.")]
+
+
+def difference(program: torch.export.ExportedProgram, model: CapturedModel, ids: Tensor) -> float:
+    assert model.eager is not None
+    with torch.no_grad():
+        return float((program.module()(ids) - model.eager(ids)).abs().max())
+
+
+# Halves
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_products_and_weights_are_halves_and_norms_and_outputs_stay_float32(half: torch.dtype) -> None:
+    model = captured()
+    program = in_half(method(model).program, half)
+    assert {node.meta["val"].dtype for node in operations(program, "linear")} == {half}
+    for name in ("layer_norm", "softmax"):
+        assert [node.meta["val"].dtype for node in operations(program, name)] == [torch.float32]
+    output = program.module()(torch.randint(0, 50, (3, 8)))
+    assert (output.dtype, output.shape) == (torch.float32, (3, 8, 32))
+    weights = {name: tensor.dtype for name, tensor in constants(program).items() if tensor.dim() == 2}
+    assert set(weights.values()) == {half}, weights
+    assert difference(program, model, torch.randint(0, 50, (3, 8))) < 0.01
+
+
+def test_state_of_a_method_in_half_precision_stays_float32() -> None:
+    module = in_half(method(captured()).program, torch.bfloat16).module()
+    ids = torch.randint(0, 50, (2, 4))
+    module(ids), module(ids)
+    assert module.calls.dtype is torch.float32
+    assert module.calls.tolist() == [2]
+
+
+def test_dynamic_sizes_of_a_method_in_half_precision_are_the_methods_own() -> None:
+    before = method(captured()).program
+    after = in_half(before, torch.bfloat16)
+    assert {str(symbol): str(limits) for symbol, limits in after.range_constraints.items()} == {
+        str(symbol): str(limits) for symbol, limits in before.range_constraints.items()
+    }
+
+
+def test_a_kept_module_computes_in_float32() -> None:
+    program = in_half(method(captured()).program, torch.bfloat16, ["first"])
+    first, last = operations(program, "linear")
+    assert (first.meta["val"].dtype, last.meta["val"].dtype) == (torch.float32, torch.bfloat16)
+    assert program.module()(torch.randint(0, 50, (2, 4))).dtype is torch.float32
+
+
+def test_a_cache_beside_products_in_half_precision_keeps_its_dtype() -> None:
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+            self.register_buffer("cache", torch.zeros(8, 64))
+
+        def forward(self, x: Tensor, place: Tensor) -> Tensor:
+            self.cache[place] = self.layer(x)
+            return self.cache.sum(0)
+
+    inputs = torch.randn(2, 64), torch.tensor([1, 5])
+    program = in_half(method(captured(Cache(), None, *inputs)).program, torch.bfloat16)
+    assert program.module()(*inputs).dtype is torch.float32
+
+
+# Integers
+
+
+@pytest.mark.parametrize(("bits", "share", "error"), [(8, 0.29, 0.002), (4, 0.19, 0.03)])
+def test_integer_weights_take_a_share_of_the_bytes(bits: int, share: float, error: float) -> None:
+    model = captured()
+    module = method(model).program.module()
+    quantize_weights(module, bits, tables_alone=False, kept=())
+    program = export_again(method(model), module).program
+    large = [
+        name for name, tensor in constants(program).items() if tensor.dtype is torch.float32 and tensor.numel() > 999
+    ]
+    assert not large, large
+    sizes = [sum(tensor.nbytes for tensor in constants(each).values()) for each in (program, method(model).program)]
+    assert sizes[0] / sizes[1] < share
+    assert 0 < difference(program, model, torch.randint(0, 50, (3, 8))) < error
+
+
+def test_numbers_of_four_bits_are_taken_apart_exactly() -> None:
+    layer = nn.Linear(32, 64, bias=False)
+    integers = torch.randint(-7, 8, (64, 32))
+    integers[:, 0] = 7  # so that the scale of each group is the step
+    layer.weight.data = integers * 0.25
+    model = captured(layer, None, torch.randn(3, 32))
+    module = method(model).program.module()
+    quantize_weights(module, 4, tables_alone=False, kept=())
+    inputs = torch.randn(3, 32)
+    assert torch.equal(module(inputs), layer(inputs))
+
+
+def test_a_method_exported_again_has_the_same_names_and_limits_of_sizes() -> None:
+    before = method(captured())
+    after = export_again(before, before.program.module())
+    assert sorted(after.dimensions.values()) == sorted(before.dimensions.values())
+    assert after.program.module()(torch.randint(0, 50, (1, 2))).shape == (1, 2, 32)  # the smallest sizes
+    shared = after.program.state_dict["first.weight"]
+    assert shared is before.program.state_dict["first.weight"]
+
+
+def converted(model: CapturedModel, precision: Any, backend: str = "onnxruntime", kept: tuple[str, ...] = ()) -> Any:
+    pytest.importorskip("torchao")
+    settings = ModelSettings("net", "net:export", "net", ("small",))
+    conversion = Conversion(model, settings, {"forward": [example_case(method(model))]})
+    recipe = Recipe("small", (BackendChoice(backend),), precision=precision)
+    return conversion.converted(recipe, kept)
+
+
+def test_calibrated_integers_compute_almost_as_float32() -> None:
+    model = captured()
+    program = method(converted(model, "int8")).program
+    names = [str(node.target) for node in program.graph.nodes]
+    assert "quantized_decomposed.quantize_per_tensor.default" in names
+    assert difference(program, model, model.methods[0].args[0]) < 0.005
+
+
+def test_a_kept_module_has_no_integers() -> None:
+    program = method(converted(captured(), "int8", kept=("last",))).program
+    assert constants(program)["last.weight"].dtype is torch.float32
+    assert "first.weight" not in {name for name, t in constants(program).items() if t.dtype is torch.float32}
+
+
+def test_a_model_without_weights_is_refused_with_its_operators() -> None:
+    model = captured(Pool(), None, torch.randn(2, 3, 8))
+    with pytest.raises(CaptureError, match="changes no operation") as caught:
+        converted(model, "bfloat16")
+    assert "max_pool1d" in caught.value.found
+
+
+def test_a_calibration_with_nan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bad_ranges.py").write_text(
+        "import torch\ndef calls(method):\n    yield (torch.full((2, 64), float('nan')),)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = captured(nn.Linear(64, 64), None, torch.randn(2, 64))
+    settings = ModelSettings("net", "net:export", "net", ("small",), calibrate="bad_ranges:calls")
+    with pytest.raises(SampleError, match="NaN or infinity") as caught:
+        calibration_cases(settings, model, tmp_path)
+    assert "`calibrate`" in caught.value.where
