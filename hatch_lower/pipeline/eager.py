@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch.export import ExportedProgram
@@ -41,29 +41,59 @@ def eager_factory(model: CapturedModel, method: CapturedMethod) -> Callable[[], 
     """Return a factory of eager methods, each bound to a fresh copy of the module that shares unchanged parameters."""
     module = model.eager if model.eager is not None else method.program.module()
     attribute = model.attributes.get(method.name, "forward") if model.eager is not None else "forward"
-    changed, named = changed_parameters(method.program), dict(module.named_parameters(remove_duplicate=False))
-    shared = {id(tensor): tensor for tensor in named.values()}
-    buffers = set(map(storage_key, filter(is_plain_tensor, module.buffers())))
-    for name, tensor in named.items():  # a tied parameter has several names, and a buffer may be a view of a parameter
-        if name in changed or (is_plain_tensor(tensor) and storage_key(tensor) in buffers):
-            shared.pop(id(tensor), None)
+    shared = unchanged_parameters(module, [method.program])
 
     def new_eager() -> Callable[..., object]:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # torch's warning about its tree specifications
-                copied = copy_module(module, shared)
-        except Exception as error:
-            raise VerificationError(
-                "the module cannot be copied, so that a verification would change its state",
-                where=f"model `{model.name}`",
-                found=describe_exception(error),
-                hint="make `copy.deepcopy(module)` work: keep objects that cannot be copied outside of the module",
-            ) from error
+        copied = copied_module(model.name, module, shared)
         call = copied if attribute == "forward" else getattr(copied, attribute)
         return with_gradients(call) if method.gradients else call
 
     return new_eager
+
+
+def eager_modules(model: CapturedModel) -> dict[str, tuple[torch.nn.Module, str]]:
+    """Return, by method, a module and the name of its method: in a fresh copy that shares unchanged parameters."""
+    # methods share the state, also methods of several ready programs
+    programs = {method.name: method.program for method in model.methods}
+    if model.eager is not None:
+        copied = copied_module(model.name, model.eager, unchanged_parameters(model.eager, programs.values()))
+        return {name: (copied, model.attributes.get(name, "forward")) for name in programs}
+    modules = [program.module() for program in programs.values()]
+    shared: dict[int, object] = {}
+    changed: set[int] = set()
+    for module, program in zip(modules, programs.values(), strict=True):
+        unchanged = unchanged_parameters(module, [program])
+        changed |= {id(parameter) for parameter in module.parameters()} - unchanged.keys()
+        shared |= unchanged
+    shared = {key: tensor for key, tensor in shared.items() if key not in changed}
+    copies = copied_module(model.name, torch.nn.ModuleList(modules), shared)
+    return {name: (module, "forward") for name, module in zip(programs, copies.children(), strict=True)}
+
+
+def copied_module(model: str, module: torch.nn.Module, shared: Mapping[int, object]) -> torch.nn.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's warning about its tree specifications
+            return copy_module(module, shared)
+    except Exception as error:
+        raise VerificationError(
+            "the module cannot be copied, so that a verification would change its state",
+            where=f"model `{model}`",
+            found=describe_exception(error),
+            hint="make `copy.deepcopy(module)` work: keep objects that cannot be copied outside of the module",
+        ) from error
+
+
+def unchanged_parameters(module: torch.nn.Module, programs: Iterable[ExportedProgram]) -> dict[int, object]:
+    """Return, by id, the parameters that no program of a module changes."""
+    changed = frozenset(name for program in programs for name in changed_parameters(program))
+    named = dict(module.named_parameters(remove_duplicate=False))
+    shared: dict[int, object] = {id(tensor): tensor for tensor in named.values()}
+    buffers = set(map(storage_key, filter(is_plain_tensor, module.buffers())))
+    for name, tensor in named.items():  # a tied parameter has several names, and a buffer may be a view of a parameter
+        if name in changed or (is_plain_tensor(tensor) and storage_key(tensor) in buffers):
+            shared.pop(id(tensor), None)
+    return shared
 
 
 def with_gradients(call: Callable[..., object]) -> Callable[..., object]:
