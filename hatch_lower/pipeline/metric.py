@@ -1,0 +1,144 @@
+"""The metric of a model: the number that the function of the setting `metric` returns for a callable model.
+
+The function belongs to the project, and gets an object that behaves as an installed model. In the build's process the
+methods are eager's, of the exported module or of ready programs, and every read of the function is an input of the
+export. Each call of the function begins with the same random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import NoReturn
+
+import torch
+
+from hatch_lower.errors import EntryPointError, LowerError, ProgramError
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.discover import EntryPoint, find_value, raised_error
+from hatch_lower.pipeline.eager import eager_modules
+from hatch_lower.pipeline.exceptions import trim_lines
+from hatch_lower.pipeline.model_build import BuildInputs
+from hatch_lower.pipeline.module_checks import tensor_versions
+from hatch_lower.runtime.eager import EagerModel
+from hatch_lower.runtime.loaded import LoadedModel, Provenance
+from hatch_lower.runtime.torch_private import tensors
+
+RETURN = "return a number that is higher for a better model: a float, an int, or a tensor or array without dimensions"
+SHOWN = 5  # names in an error
+
+
+def metric_of(inputs: BuildInputs, source: CapturedModel) -> float:
+    """Return the metric of a model that runs as eager in this process: `inputs.source`, or a converted model."""
+    entry = metric_entry(inputs)
+    with process_restored(), unchanged_model(inputs.source, entry), unchanged_model(source, entry):
+        model = LoadedModel(EagerModel(eager_modules(source)), provenance_of(source.name, "eager", ("eager",)))
+        return measure_metric(entry, model)
+
+
+def metric_entry(inputs: BuildInputs) -> EntryPoint:
+    return EntryPoint(inputs.model.name, inputs.model.metric, inputs.settings.root, setting="metric")
+
+
+def measure_metric(entry: EntryPoint, model: LoadedModel) -> float:
+    """Return the number that a metric returns for a model; raise `EntryPointError` for any other value."""
+    function = find_value(entry)
+    if not callable(function):
+        raise EntryPointError(
+            "a metric must be a function",
+            where=entry.where(),
+            found=f"a value of type `{type(function).__name__}`",
+            hint=f"name a function that takes a callable model; {RETURN}",
+        )
+    seed_random_numbers()
+    try:
+        value = function(model)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        refused = raised_error(error, entry, "the metric failed")
+        hint = error.hint if isinstance(error, LowerError) else refused.hint
+        raise EntryPointError(refused.what, where=refused.where, found=refused.found, hint=hint) from error
+    return number_of(value, entry)
+
+
+def number_of(value: object, entry: EntryPoint) -> float:
+    """Return the number in a metric's result: a Python or NumPy number, or a tensor or array without dimensions."""
+    # a tensor, or an array or number of NumPy
+    item = getattr(value, "item", None) if getattr(value, "ndim", None) == 0 else None
+    number = value if item is None else item()
+    if isinstance(number, numbers.Real) and not isinstance(number, bool):
+        with suppress(OverflowError):  # of an integer
+            if math.isfinite(number):
+                return float(number)
+        what, found = "a metric must return a finite number", trim_lines(repr(number))
+    else:
+        what, found = "a metric must return a number", describe_result(value)
+    raise EntryPointError(what, where=entry.where(), found=found, hint=RETURN)
+
+
+def describe_result(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None and getattr(value, "ndim", None):
+        return f"a value of type `{type(value).__name__}` with the shape {list(shape)}"
+    return trim_lines(f"a value of type `{type(value).__name__}`: {value!r}")
+
+
+def seed_random_numbers() -> None:
+    """Give each call of a metric the same random numbers."""
+    random.seed(0)
+    torch.manual_seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+
+
+@contextmanager
+def unchanged_model(source: CapturedModel, entry: EntryPoint) -> Iterator[None]:
+    """Refuse a metric that changes the tensors of a model outside of the model's calls, which run on copies."""
+    before = counted_changes(source)
+    yield
+    changed = [name for name, counter in counted_changes(source).items() if counter != before.get(name)]
+    if changed:
+        raise EntryPointError(
+            "the metric changes the model",
+            where=entry.where(),
+            found=", ".join(f"`{name}`" for name in changed[:SHOWN])
+            + (f" and {len(changed) - SHOWN} more" if changed[SHOWN:] else ""),
+            hint="let the metric only call the model's methods, and copy tensors before a change",
+        )
+
+
+def counted_changes(source: CapturedModel) -> dict[str, int]:
+    """Return, by name, the number of in-place changes of each tensor of a model."""
+    stores = [store for method in source.methods for store in (method.program.state_dict, method.program.constants)]
+    held = {name: value for store in stores for name, value in store.items()}
+    if source.eager is not None:
+        held |= {name: tensor for name, (tensor, _) in tensor_versions(source.eager).items()}
+    return {
+        name: tensors.read_change_counter(value)
+        for name, value in held.items()
+        if isinstance(value, torch.Tensor) and not value.is_inference()
+    }
+
+
+def provenance_of(model: str, recipe: str, recipes: tuple[str, ...]) -> Provenance:
+    def refuse_debug() -> NoReturn:
+        raise refused("debug map")
+
+    def refuse_recipe(recipe: str) -> NoReturn:
+        raise refused(f"recipe `{recipe}`")
+
+    def refused(what: str) -> ProgramError:
+        return ProgramError(
+            f"a metric cannot ask model `{model}` for a {what}",
+            hint="let the metric call the methods of the model that the build hands over: the build calls the metric"
+            " once with eager and once for each recipe",
+        )
+
+    return Provenance(model, recipe, recipes, refuse_debug, refuse_recipe, MappingProxyType({}), model, "torch")
