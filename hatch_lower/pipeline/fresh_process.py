@@ -15,14 +15,14 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from packaging.utils import canonicalize_name
 
 from hatch_lower.config.requirements import distributions_required
-from hatch_lower.errors import LowerError, UnavailableError, VerificationError
+from hatch_lower.errors import LowerError, ProcessError, UnavailableError, VerificationError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.weights import read_weights
@@ -40,6 +40,8 @@ from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.outside import OutsideWeights
 from hatch_lower.runtime.selection import DelegateKinds, unsupported_reason
 from hatch_lower.runtime.torch_reasons import torch_reasons
+
+Request = TypeVar("Request")
 
 
 class Packaged(Frozen):
@@ -59,7 +61,10 @@ class Packaged(Frozen):
 
 
 class FreshProcess:
-    def __init__(self, process: int, requests: BinaryIO, answers: BinaryIO) -> None:
+    """The parent's end of a process that answers requests; `spare` is a process to be forked, which runs no program."""
+
+    def __init__(self, process: int, requests: BinaryIO, answers: BinaryIO, spare: FreshProcess | None = None) -> None:
+        self.spare = spare
         self._process = process
         self._requests = requests
         self._answers = answers
@@ -73,11 +78,20 @@ class FreshProcess:
             return []
         return [(status.st_dev, status.st_ino) for status in statuses]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether no other code has closed or replaced the pipes to the process."""
+        return self._pipes == self._identities()
+
     def check(self, packaged: Packaged, where: str) -> bool:
         """Run a recipe in the process and compare with eager; return False if the pipes to the process were closed."""
-        if self._pipes != self._identities():
+        if not self.is_open:
             return False
-        if problem := self._ending or self._ask(packaged):
+        try:
+            problem = str(self.ask(packaged))
+        except EndedError as error:
+            problem = error.found
+        if problem:
             raise VerificationError(
                 "the packaged program does not run in a process that has not run the model's code",
                 where=where,
@@ -88,22 +102,60 @@ class FreshProcess:
             )
         return True
 
-    def _ask(self, packaged: Packaged) -> str:
+    def ask(self, request: object) -> Any:
+        """Return the process's answer, as JSON; raise `EndedError` if the process has ended."""
         try:
-            self._requests.write(b"\n" + json.dumps(encode(packaged)).encode() + b"\n")
+            if self._ending:
+                raise ended_error(self._ending)
+            self._requests.write(b"\n" + json.dumps(encode(request)).encode() + b"\n")
             self._requests.flush()
             answer = self._answers.readline()
         except BrokenPipeError:
             answer = b""
         if answer:
-            return str(json.loads(answer))
-        status = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
-        self._ending = f"the process ended: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
-        return self._ending
+            return json.loads(answer)
+        self._ending = ending_text(os.waitpid(self._process, 0)[1])
+        raise ended_error(self._ending)
 
 
-def start_fresh() -> FreshProcess | None:
-    """Return a fork of this process on Linux, else `None`: elsewhere system libraries do not survive a fork."""
+class EndedError(ProcessError):
+    pass
+
+
+def ended_error(found: str) -> EndedError:
+    return EndedError(
+        "a process of the build that runs packaged programs has ended",
+        found=found,
+        hint="a delegate, or another program, has ended the process: build again, and look at the output",
+    )
+
+
+def ending_text(status: int) -> str:
+    status = os.waitstatus_to_exitcode(status)
+    return f"the process ended: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
+
+
+def answer_check(line: bytes) -> str | None:
+    packaged = read_request(Packaged, line)
+    return None if packaged is None else find_problem(packaged)
+
+
+def read_request(kind: type[Request], line: bytes) -> Request | None:
+    # a backend that writes into all descriptors writes into this pipe, too
+    try:
+        request: Request = decode(kind, json.loads(line), "")
+    except (ValueError, RecursionError, LowerError):
+        return None
+    return request
+
+
+def start_fresh(
+    answer: Callable[[bytes], object] = answer_check, spare: FreshProcess | None = None
+) -> FreshProcess | None:
+    """Return a fork of this process on Linux, else `None`: elsewhere system libraries do not survive a fork.
+
+    The fork answers each line of its requests with the JSON of `answer`, or with no line for `None`.
+    """
     # called after torch is imported and before any code runs on several threads
     if sys.platform != "linux":
         return None
@@ -114,27 +166,18 @@ def start_fresh() -> FreshProcess | None:
     if process:
         os.close(requests[0])
         os.close(answers[1])
-        return FreshProcess(process, open(requests[1], "wb"), open(answers[0], "rb"))
+        return FreshProcess(process, open(requests[1], "wb"), open(answers[0], "rb"), spare)
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(requests[1])
         os.close(answers[0])
         with open(requests[0], "rb") as given, open(answers[1], "wb") as written:
             for line in given:
-                if (packaged := read_packaged(line)) is not None:
-                    written.write(json.dumps(find_problem(packaged)).encode() + b"\n")
+                if (value := answer(line)) is not None:
+                    written.write(json.dumps(value).encode() + b"\n")
                     written.flush()
     finally:
         os._exit(1)  # the callers up the stack belong to the parent
-
-
-def read_packaged(line: bytes) -> Packaged | None:
-    # a backend that writes into all descriptors writes into this pipe, too
-    try:
-        packaged: Packaged = decode(Packaged, json.loads(line), "")
-    except (ValueError, RecursionError, LowerError):
-        return None
-    return packaged
 
 
 class RequiredOnly(importlib.abc.MetaPathFinder):

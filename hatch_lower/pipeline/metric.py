@@ -63,8 +63,10 @@ def measure_metric(entry: EntryPoint, model: LoadedModel) -> float:
         raise
     except BaseException as error:
         refused = raised_error(error, entry, "the metric failed")
-        hint = error.hint if isinstance(error, LowerError) else refused.hint
-        raise EntryPointError(refused.what, where=refused.where, found=refused.found, hint=hint) from error
+        if isinstance(error, LowerError):
+            text = ": ".join(filter(None, (type(error).__name__, error.what, error.found)))
+            refused = EntryPointError(refused.what, where=refused.where, found=text, hint=error.hint)
+        raise refused from error
     return number_of(value, entry)
 
 
