@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hatch_lower.cache.entry import Outbox, RemoteCache
 from hatch_lower.cache.recipes import put_cost, read_cost
@@ -29,6 +30,7 @@ from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of
+from hatch_lower.config.settings import ModelSettings
 from hatch_lower.driver.child_guards import PipeReporter, end_with_parent, ended_error, refuse_signals, shorten_sockets
 from hatch_lower.driver.inputs.machine import find_accelerators
 from hatch_lower.driver.inputs.record import secret, shareable
@@ -42,7 +44,7 @@ from hatch_lower.driver.inputs.strict import (
     undeclared_read,
 )
 from hatch_lower.driver.lookup import ResultLookup, keeps_promises, remember, remember_made, roots_of
-from hatch_lower.driver.protocol import UNANSWERED, Answer, ChildRequest, out_of_memory_error, write_answer
+from hatch_lower.driver.protocol import UNANSWERED, Answer, ChildRequest, Mode, out_of_memory_error, write_answer
 from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
 from hatch_lower.events import Event, Reporter, make_note_reporter, stage
 from hatch_lower.format.codec import read_record, write_record
@@ -51,6 +53,9 @@ from hatch_lower.format.results import lacks_device
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.pipeline.localize.finding import FINDINGS
 from hatch_lower.runtime.torch_private.unimported import why_untried
+
+if TYPE_CHECKING:
+    from hatch_lower.pipeline.fresh_process import FreshProcess
 
 
 class StageSeconds:
@@ -189,11 +194,9 @@ def run_pipeline(
         gc.disable()
         import torch
 
-        from hatch_lower.pipeline.fresh_process import start_fresh
-
         verified = any(recipe.verify for recipe in request.settings.recipes if recipe.name in model.recipes)
         with contextlib.nullcontext() if recorder is None else recorder.unwatched():
-            fresh = start_fresh() if verified and request.mode in LOWERING else None
+            fresh = start_processes(request.mode, model) if verified else None
         if recorder is not None:
             recorder.wrap_torch()
         from hatch_lower.pipeline import lower_model as pipeline
@@ -235,6 +238,15 @@ def run_pipeline(
         report, records = pipeline.make_recipes(inputs, services)
         return Answer(report, recipes=records)
     return Answer(pipeline.lower_model(inputs, services))
+
+
+def start_processes(mode: Mode, model: ModelSettings) -> FreshProcess | None:
+    """Start the processes in which packaged programs run, as far as a build needs the processes."""
+    from hatch_lower.pipeline.fresh_process import start_fresh
+    from hatch_lower.pipeline.metric_process import start_spare
+
+    spare = start_spare() if model.metric and mode == "lower" else None
+    return start_fresh(spare=spare) if mode in LOWERING else None
 
 
 def enter_project(request: ChildRequest) -> None:

@@ -43,6 +43,15 @@ class MethodEntry(Frozen):
     left_out: tuple[LeftOut, ...] = ()  # by place
 
 
+class MetricEntry(Frozen):
+    """The project's metric of a packaged recipe and of eager, measured in the build: higher is better."""
+
+    name: Text  # the function, `module:function`
+    value: float  # of the recipe
+    eager: float
+    max_drop: float  # the largest allowed difference from eager to the recipe
+
+
 class RecipeEntry(Frozen):
     plan: FileEntry
     debug: FileEntry
@@ -60,6 +69,7 @@ class RecipeEntry(Frozen):
     # in which the recipe computes, as the setting `precision` names it; the check data of a recipe with another
     # precision than float32 have outputs of the recipe's own
     precision: str = "float32"
+    metric: MetricEntry | None = None  # `None` for a model without a metric, and for a recipe that the build cannot run
 
 
 class ModelEntry(Frozen):

@@ -51,6 +51,13 @@ def lacks_device(not_compared: str) -> bool:
     return not_compared not in ("", NOT_ASKED)
 
 
+def metric_text(value: float, eager: float) -> str:
+    """Return `0.966667, eager 0.972222`: in full if the numbers differ only in later digits."""
+    short = f"{value:.6g}", f"{eager:.6g}"
+    texts = (repr(value), repr(eager)) if short[0] == short[1] and value != eager else short
+    return f"{texts[0]}, eager {texts[1]}"
+
+
 class ModelResult(Frozen):
     model: str
     entry: Mapping[str, Any]  # its part of `manifest.json`, as JSON

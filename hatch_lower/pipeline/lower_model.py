@@ -2,7 +2,7 @@
 
 ```text
 start_build       options of the backends, example inputs, eager's results: the inputs of all functions below
-lower_model       find an earlier result (`reuse`) -> lower and verify -> keep the result (`reuse`)
+lower_model       find an earlier result (`reuse`) -> lower and verify -> keep the result (`reuse`) -> measure (`gate`)
 make_recipes      the same without files: a build elsewhere joins the recipes
 find_wrong        a lowered recipe -> the first wrong operation (`localize`)
 lower_verified    lower_recipes -> verify_recipes; a failed comparison leads to another attempt (`heal`)
@@ -49,6 +49,7 @@ from hatch_lower.pipeline.emit.outside import find_outside, kept_bytes
 from hatch_lower.pipeline.emit.sources import anchors_of
 from hatch_lower.pipeline.export_key import backend_records, plain_constants, used_backends
 from hatch_lower.pipeline.fresh_process import FreshProcess
+from hatch_lower.pipeline.gate import gate_model
 from hatch_lower.pipeline.heal import Attempt, first_attempt, localize_model, next_attempt, recipe_to_localize
 from hatch_lower.pipeline.localize.finding import Findings, Localization
 from hatch_lower.pipeline.lower import lower_for_recipe
@@ -65,10 +66,11 @@ from hatch_lower.pipeline.verify import InterpretedError, UncomparableError, ver
 def lower_model(inputs: BuildInputs, services: Services) -> ModelReport:
     """Return the report of an exported model, which an earlier build or this build has lowered and verified."""
     with find_export(inputs, services) as found:
-        if found.report is not None:
-            return found.report
-        report, recipes = lower_verified(inputs, services, found.known)
-        return keep_export(services, found, report, recipes)
+        report = found.report
+        if report is None:
+            lowered, recipes = lower_verified(inputs, services, found.known)
+            report = keep_export(services, found, lowered, recipes)
+    return gate_model(inputs, services, report)
 
 
 def make_recipes(inputs: BuildInputs, services: Services) -> tuple[ModelReport, Mapping[str, str]]:

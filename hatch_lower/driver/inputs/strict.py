@@ -184,8 +184,9 @@ def refused_paths(error: BaseException) -> Iterator[str | bytes]:
         yield from (path for path in (error.filename, error.filename2) if isinstance(path, str | bytes))
 
 
-# stages in which backends run, or the distribution of a class is looked up: the key covers their reads
-UNWATCHED = frozenset({"lookup", "compile", "package", "compare"})
+# Stages in which backends run, or the distribution of a class is looked up: the key covers their reads. In the stage
+# `gate` the metric reads the inputs again that the stage `metric` has noted.
+UNWATCHED = frozenset({"lookup", "compile", "package", "compare", "gate"})
 
 
 class Watch:

@@ -1,0 +1,232 @@
+"""The gate: the metric of each packaged recipe against eager's, in every way by which a build comes to a recipe."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.exports import Workshop, settings_of
+from support.kept_events import Events
+
+from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
+from hatch_lower.errors import EntryPointError, VerificationError
+from hatch_lower.format.manifest import MetricEntry
+from hatch_lower.format.record import ModelReport
+from hatch_lower.format.results import NOT_ASKED, metric_text
+from hatch_lower.pipeline.capture import CapturedModel
+
+pytestmark = pytest.mark.torch
+
+REFERENCE, PORTABLE = Recipe("default", (BackendChoice("reference"),)), Recipe("portable")
+NAME = "net_data:accuracy"
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("HATCH_LOWER_CACHE", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Workshop(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
+    return Workshop(tmp_path_factory.mktemp("shop")).capture()
+
+
+@pytest.fixture
+def name_metric(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], object]], None]:
+    """Makes a function the metric."""
+
+    def name(function: Callable[[Any], object]) -> None:
+        module = types.ModuleType("net_data")
+        module.accuracy = function  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "net_data", module)
+
+    return name
+
+
+def gated(*recipes: Recipe, max_drop: float = 0.01) -> Settings:
+    settings = settings_of(*(recipes or (REFERENCE, PORTABLE)))
+    (model,) = settings.models
+    return replace(settings, models=(replace(model, metric=NAME, max_drop=max_drop),))
+
+
+def by_recipe(**values: float) -> Callable[[Any], float]:
+    """Return a metric with a number for each recipe, and 1 for the others and eager."""
+    return lambda model: values.get(model.recipe, 1.0)
+
+
+def metrics_of(report: ModelReport) -> dict[str, MetricEntry | None]:
+    return {name: entry.metric for name, entry in report.manifest.recipes.items()}
+
+
+def ends_of(events: Events) -> list[tuple[str, str, str]]:
+    stages = ("metric", "gate")
+    return [
+        (each.stage, each.subject(), each.detail)
+        for each in events.seen
+        if each.stage in stages and each.state == "end"
+    ]
+
+
+def test_a_metric_calls_the_packaged_program_like_an_installed_model(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    seen = []
+
+    def accuracy(model: Any) -> float:
+        images = torch.linspace(-1, 1, 20).reshape(5, 4)
+        seen.append((model.name, model.recipe, model.recipes, type(model["forward"]).__name__))
+        first, second = (model(images, scale=2.0)["count"] for _ in range(2))
+        assert model.embed(images[:3]).shape == (3,)
+        return float(first + second)
+
+    name_metric(accuracy)
+    report, events = shop.build(plain, gated())
+    recipes = ("default", "portable")
+    assert [row[:3] for row in seen] == [("net", "eager", ("eager",)), *(("net", each, recipes) for each in recipes)]
+    assert metrics_of(report) == dict.fromkeys(recipes, MetricEntry(NAME, 3.0, 3.0, 0.01))
+    assert ends_of(events) == [
+        ("metric", "net", f"{NAME} of eager: 3"),
+        ("gate", "net/default", f"{NAME}: 3, eager 3, allowed drop 0.01"),
+        ("gate", "net/portable", f"{NAME}: 3, eager 3, allowed drop 0.01"),
+    ]
+
+
+def test_a_recipe_below_its_limit_fails_the_build_with_all_numbers(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    name_metric(by_recipe(default=0.9, portable=0.96))
+    loose = replace(PORTABLE, max_drop=0.05)
+    with pytest.raises(VerificationError) as caught:
+        shop.build(plain, gated(REFERENCE, loose))
+    assert str(caught.value) == (
+        "the metric of a packaged recipe is lower than eager's by more than `max-drop`\n"
+        "  where: model `net`, `metric = net_data:accuracy`\n"
+        "  found: recipe `default`: 0.9, eager 1: a drop of 0.1; `max-drop` is 0.01\n"
+        "  to do: on the inputs of the metric the program computes other numbers than eager: name some of these inputs"
+        " in `verify-inputs`, and `hatch-lower localize` finds the first wrong operation; if the loss is acceptable,"
+        " raise `max-drop` of the model or of the recipe"
+    )
+
+
+def test_a_recipe_of_low_precision_gets_advice_about_its_calibration(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    name_metric(by_recipe(default=0.9))
+    with pytest.raises(VerificationError, match=r"a drop of 0\.1") as caught:
+        shop.build(plain, gated(replace(REFERENCE, precision="int8")))
+    assert caught.value.hint.startswith("name more, or more typical, inputs in `calibrate`")
+
+
+@pytest.mark.parametrize(("eager", "value"), [(0.97, 0.96), (0.3, 0.29), (1.0, 1.5)])
+def test_a_drop_of_the_limit_itself_passes(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None], eager: float, value: float
+) -> None:
+    # in binary 0.97 - 0.96 > 0.01
+    name_metric(by_recipe(eager=eager, default=value))
+    report, _ = shop.build(plain, gated(REFERENCE))
+    assert metrics_of(report) == {"default": MetricEntry(NAME, value, eager, 0.01)}
+
+
+def test_a_failed_gate_leaves_no_operation_out_and_keeps_what_was_lowered(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    name_metric(by_recipe(default=0.9))
+    for _ in ("lowered", "from the cache"):
+        with pytest.raises(VerificationError, match=r"a drop of 0\.1"):
+            shop.build(plain, gated(REFERENCE))
+    name_metric(by_recipe())
+    report, events = shop.build(plain, gated(REFERENCE))
+    assert events.stages() == {"lookup", "metric", "gate"}
+    assert report.manifest.recipes["default"].methods["forward"].left_out == ()
+
+
+def test_numbers_of_an_earlier_build_are_not_reused(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    name_metric(by_recipe())
+    first, _ = shop.build(plain, gated())
+    name_metric(by_recipe(eager=0.5, default=0.5, portable=0.495))
+    second, events = shop.build(plain, gated())
+    assert {row.level for row in second.rows} == {2}
+    assert events.stages() == {"lookup", "metric", "gate"}
+    assert metrics_of(second) == {
+        "default": MetricEntry(NAME, 0.5, 0.5, 0.01),
+        "portable": MetricEntry(NAME, 0.495, 0.5, 0.01),
+    }
+    assert metrics_of(first) != metrics_of(second)
+    without, _ = shop.build(plain, settings_of(REFERENCE, PORTABLE))
+    assert {row.level for row in without.rows} == {2}
+    assert metrics_of(without) == {"default": None, "portable": None}
+
+
+def test_a_known_program_is_measured_from_its_packaged_files(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    def total(model: Any) -> float:
+        return float(model.embed(torch.linspace(0, 1, 12).reshape(3, 4)).sum())
+
+    name_metric(total)
+    first, _ = shop.build(plain, gated())
+    second, events = shop.build(plain, gated())
+    assert events.stages() == {"lookup", "metric", "gate"}
+    assert metrics_of(first) == metrics_of(second)
+
+
+def test_a_recipe_that_is_not_compared_is_not_measured(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    name_metric(by_recipe(default=0.1))
+    report, events = shop.build(plain, gated(replace(REFERENCE, verify=False), PORTABLE))
+    assert metrics_of(report) == {"default": None, "portable": MetricEntry(NAME, 1.0, 1.0, 0.01)}
+    assert [event.detail for event in events.seen if event.stage == "gate" and event.state == "note"] == [
+        f"`{NAME}` does not measure the recipe: {NOT_ASKED}"
+    ]
+
+
+def test_a_metric_without_a_recipe_to_measure_is_not_called(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    name_metric(lambda model: pytest.fail("called"))
+    report, events = shop.build(plain, gated(replace(REFERENCE, verify=False)))
+    assert metrics_of(report) == {"default": None}
+    assert not events.stages() & {"metric", "gate"}
+
+
+def test_an_error_of_a_metric_names_the_recipe(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    name_metric(lambda model: 1.0 if model.recipe == "eager" else None)
+    with pytest.raises(EntryPointError, match="a metric must return a number") as caught:
+        shop.build(plain, gated(REFERENCE))
+    assert caught.value.where == f"model `net`, recipe `default`, `metric = {NAME}`"
+
+
+def test_a_call_that_the_program_refuses_is_told_with_the_programs_words(
+    shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None]
+) -> None:
+    name_metric(lambda model: model.embed(torch.ones(2, 4)).sum())
+    with pytest.raises(EntryPointError) as caught:
+        shop.build(plain, gated(REFERENCE))
+    assert str(caught.value) == (
+        "the metric failed\n"
+        f"  where: model `net`, recipe `default`, `metric = {NAME}`\n"
+        "  found: InputError: method `embed` takes float32[3, 4] for `image`: float32[2, 4]: dimension 0 is 2, which"
+        " must be 3\n"
+        "  to do: convert the argument, or export the method for arguments of this kind"
+    )
+
+
+def test_numbers_that_differ_in_late_digits_are_told_in_full() -> None:
+    assert metric_text(29 / 30, 1.0) == "0.966667, eager 1"
+    assert metric_text(0.1234567, 0.1234568) == "0.1234567, eager 0.1234568"
+    assert metric_text(1 / 3, 1 / 3) == "0.333333, eager 0.333333"
