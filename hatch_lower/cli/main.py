@@ -21,6 +21,7 @@ from hatch_lower.cli.lower import lower
 from hatch_lower.cli.new_backend import new_backend
 from hatch_lower.cli.output import show_error, show_text
 from hatch_lower.cli.plan import plan
+from hatch_lower.cli.precision import precision
 from hatch_lower.cli.profile import profile
 from hatch_lower.cli.report import report
 from hatch_lower.cli.reproduce import reproduce
@@ -68,7 +69,7 @@ def schema() -> None:
 
 
 for command in (
-    *(init, inspect, report, diff, check, localize, fetch),
+    *(init, inspect, report, diff, check, localize, precision, fetch),
     *(explain, plan, lower, reproduce, bench, profile, tune_kernels, cache, new_backend),
 ):
     main.add_command(command)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.config.option_files import with_contents
+from hatch_lower.config.precision_file import read_kept
 from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.requirements import Extra
 from hatch_lower.config.tables import (
@@ -202,6 +203,9 @@ def read_settings(
     problems += weights_problems(given.weights, f"{path}.weights")
     for each, model in given.models.items():
         problems += weights_problems(model.weights or (), f"{path}.models.{quote_key(each)}.weights")
+    precise = {name for name, recipe in recipes.items() if recipe.precision != "float32"}
+    kept = read_kept(root, {model.name: precise & set(model.recipes) for model in models}, problems)
+    models = tuple(replace(model, kept=kept.get(model.name, {})) for model in models)
     if problems:
         count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
         what = f"{count} of the build hook `lower` {'is' if len(problems) == 1 else 'are'} wrong"

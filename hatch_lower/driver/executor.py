@@ -37,6 +37,7 @@ from hatch_lower.format.results import ModelResult
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import LocalSource, named_in_wheel
 from hatch_lower.pipeline.localize.finding import Localization
+from hatch_lower.pipeline.precision.finding import PrecisionSearch
 
 SHOWN = 3  # reasons for a method in the summary of a build
 # The time that the end of a build waits for the cache to be trimmed; most builds take longer by themselves
@@ -61,6 +62,7 @@ def export_models(
     mode: Mode = "lower",
     sources: Mapping[str, LocalSource] = {},  # by URL in `weights`
     localization: Localization | None = None,
+    search: PrecisionSearch | None = None,
     units: UnitExport = NO_UNITS,  # mode `recipe`
 ) -> list[Answer]:
     """Run a child process for each model; meanwhile trim the cache, if the time has come."""
@@ -92,6 +94,7 @@ def export_models(
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
             sources=named_in_wheel([sources[url] for url in model.weights if url in sources]),
             localization=localization,
+            search=search,
             outbox=units.outbox,
         )
         requests.append(request)

@@ -20,14 +20,15 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.localize.finding import Localization
+from hatch_lower.pipeline.precision.finding import PrecisionSearch
 
 REQUEST = "request.json"
 ANSWER = "answer.json"
 UNANSWERED = 75  # the exit status of a child that could not write its answer
 
 # `lower`: a model. `recipe`: some of its recipes, for a build that joins them. `capture`: the export alone, which the
-# audit compares. `localize`: the operation that is wrong
-Mode = Literal["lower", "recipe", "capture", "localize"]
+# audit compares. `localize`: the operation that is wrong. `precision`: the layers that must stay in float32
+Mode = Literal["lower", "recipe", "capture", "localize", "precision"]
 
 
 class ChildRequest(Frozen):
@@ -54,6 +55,7 @@ class ChildRequest(Frozen):
     project: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[LocalSource, ...] = ()  # files with weights
     localization: Localization | None = None  # the search for a wrong operation
+    search: PrecisionSearch | None = None  # mode `precision`
     outbox: Path | None = None  # lists the entries that are kept for another build; `None` without another build
 
 

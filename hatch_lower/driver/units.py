@@ -26,6 +26,7 @@ from hatch_lower.format.results import MethodRow
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.localize.finding import FINDINGS, Findings, Localization
+from hatch_lower.pipeline.precision.finding import PRECISIONS, PrecisionFinding, PrecisionSearch
 
 SHARD = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 UNKNOWN_SECONDS = 1.0  # of every unit, without any known time
@@ -209,6 +210,24 @@ def refuse_lost(context: BuildContext, names: Sequence[str], kept: Mapping[str, 
 
 def localize_in_child(context: BuildContext, model: str, wanted: Localization) -> Findings:
     """Return the wrong operations of a model, found by a child process; only partitions are kept."""
+    context, chosen, sources = unkept_child(context, model)
+    export_models(context, chosen, {}, "localize", sources, wanted)
+    found: Findings = read_record(Findings, context.work / "models" / model / FINDINGS)
+    return found
+
+
+def search_in_child(context: BuildContext, model: str, wanted: PrecisionSearch) -> PrecisionFinding:
+    """Return the layers of a model that must stay in float32, found by a child process; no result is kept."""
+    context, chosen, sources = unkept_child(context, model)
+    export_models(context, chosen, {}, "precision", sources, search=wanted)
+    found: PrecisionFinding = read_record(PrecisionFinding, context.work / "models" / model / PRECISIONS)
+    return found
+
+
+def unkept_child(
+    context: BuildContext, model: str
+) -> tuple[BuildContext, Sequence[ModelSettings], Mapping[str, LocalSource]]:
+    """Return the context, the model and its sources of weights for a child process whose result is dropped."""
     models = {each.name: each for each in context.settings.models}
     if model not in models:
         raise ConfigError(
@@ -220,8 +239,5 @@ def localize_in_child(context: BuildContext, model: str, wanted: Localization) -
     chosen = [models[model]]
     urls = urls_of(chosen)
     sources = obtain_sources(context, urls) if urls else {}
-    # strict mode protects the result of a build; here the result is dropped
-    context = replace(context, settings=replace(context.settings, strict=False))
-    export_models(context, chosen, {}, "localize", sources, wanted)
-    found: Findings = read_record(Findings, context.work / "models" / model / FINDINGS)
-    return found
+    # strict mode protects the result of a build
+    return replace(context, settings=replace(context.settings, strict=False)), chosen, sources

@@ -52,6 +52,7 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import lacks_device
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.pipeline.localize.finding import FINDINGS
+from hatch_lower.pipeline.precision.finding import PRECISIONS
 from hatch_lower.runtime.torch_private.unimported import why_untried
 
 if TYPE_CHECKING:
@@ -233,6 +234,11 @@ def run_pipeline(
     )
     if request.localization is not None:
         write_record(request.folder / FINDINGS, pipeline.find_wrong(inputs, services, request.localization))
+        return Answer(capture_report(request.settings, model, source, request.folder, reporter))
+    if request.search is not None:
+        from hatch_lower.pipeline.precision.search import search_precision
+
+        write_record(request.folder / PRECISIONS, search_precision(inputs, reporter, request.search))
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
     if request.mode == "recipe":
         report, records = pipeline.make_recipes(inputs, services)

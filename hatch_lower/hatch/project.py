@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
 from hatch_lower.config.option_files import option_files
+from hatch_lower.config.precision_file import PRECISION_FILE
 from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.settings import Metadata, Settings, is_sample_file, read_settings
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
@@ -188,6 +189,8 @@ def input_files(hook: Hook) -> list[Path]:
                 patterns[glob.escape(model.card)] = f"{here}.card"
             samples = {"verify-inputs": model.verify_inputs or "", "calibrate": model.calibrate or ""}
             patterns |= {glob.escape(file): f"{here}.{key}" for key, file in samples.items() if is_sample_file(file)}
+    if (Path(hook.root) / PRECISION_FILE).exists():
+        patterns[PRECISION_FILE] = PRECISION_FILE
     problems += [
         f"`{path}` must hold globs relative to the project and within it, found `{pattern}`"
         for pattern, path in patterns.items()

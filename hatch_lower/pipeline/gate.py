@@ -134,7 +134,8 @@ def refuse_drops(inputs: BuildInputs, entries: Mapping[str, MetricEntry]) -> Non
         "on the inputs of the metric the program computes other numbers than eager: name some of these inputs in"
         " `verify-inputs`, and `hatch-lower localize` finds the first wrong operation"
         if precise
-        else "name more, or more typical, inputs in `calibrate`, or write a higher precision"
+        else "name more, or more typical, inputs in `calibrate`; let `hatch-lower precision --write` find the layers"
+        " that must stay in float32; or write a higher precision"
     )
     raise GateError(
         "the metric of a packaged recipe is lower than eager's by more than `max-drop`",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch.fx import Node
 
+from hatch_lower.config.precision_file import PRECISION_FILE
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.errors import CaptureError, LowerError, SampleError
+from hatch_lower.errors import CaptureError, LowerError, SampleError, nearest
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowering.process_state import process_restored
@@ -23,7 +24,7 @@ from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_me
 from hatch_lower.pipeline.model_build import ConvertedModel
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.precision.halves import in_half
-from hatch_lower.pipeline.precision.quantize import Scheme, quantized
+from hatch_lower.pipeline.precision.quantize import Scheme, quantized, trial_of
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import read_real_inputs
 
@@ -110,10 +111,10 @@ class Conversion:
 
         Raises `CaptureError` where the model, or this environment, does not allow the precision.
         """
-        for_xnnpack = any(choice.name == XNNPACK for choice in recipe.backends)
-        key = (recipe.precision, for_xnnpack, kept)
+        refuse_unknown(kept, self._source, f"model `{self._model.name}`, recipe `{recipe.name}`")
+        key = (recipe.precision, is_for_xnnpack(recipe), kept)
         if key not in self._made:
-            methods = tuple(self._method(method, recipe, kept, for_xnnpack) for method in self._source.methods)
+            methods = tuple(self._method(method, recipe, kept) for method in self._source.methods)
             if dtypes_of(methods) <= dtypes_of(self._source.methods):
                 operators = sorted({str(node.target) for method in methods for node in operations_of(method)})
                 raise CaptureError(
@@ -124,6 +125,12 @@ class Conversion:
                 )
             self._made[key] = CapturedModel(self._source.name, methods, None)
         return self._made[key]
+
+    def trial(self, method: CapturedMethod, recipe: Recipe) -> Callable[[tuple[str, ...]], torch.nn.Module]:
+        """Return a function from paths of modules in float32 to a module that computes in a recipe's precision."""
+        if half := HALVES.get(recipe.precision):
+            return lambda kept: in_half(method.program, half, kept).module()
+        return trial_of(method, scheme_of(recipe, ()), self._cases.get(method.name, ()))
 
     def notes(self, recipe: Recipe) -> Iterator[str]:
         """Yield advice on the calibration of a recipe."""
@@ -140,17 +147,14 @@ class Conversion:
                     " layers and embeddings have integers"
                 )
 
-    def _method(
-        self, method: CapturedMethod, recipe: Recipe, kept: tuple[str, ...], for_xnnpack: bool
-    ) -> CapturedMethod:
+    def _method(self, method: CapturedMethod, recipe: Recipe, kept: tuple[str, ...]) -> CapturedMethod:
         where = f"model `{self._model.name}`, recipe `{recipe.name}`, method `{method.name}`"
         try:
             with process_restored():
                 if half := HALVES.get(recipe.precision):
                     return replace(method, program=in_half(method.program, half, kept))
                 refuse_missing("torchao", where)
-                scheme = Scheme(BITS[recipe.precision], recipe.precision == "int8", kept, for_xnnpack)
-                return quantized(method, scheme, self._cases.get(method.name, ()))
+                return quantized(method, scheme_of(recipe, kept), self._cases.get(method.name, ()))
         except LowerError:
             raise
         except Exception as error:
@@ -163,12 +167,41 @@ class Conversion:
             ) from error
 
 
+def refuse_unknown(kept: Iterable[str], source: CapturedModel, where: str) -> None:
+    """Refuse paths in `precision.toml` that are no modules of the model."""
+    stacks = (node.meta.get("nn_module_stack") or {} for method in source.methods for node in operations_of(method))
+    known = {path for stack in stacks for path, _ in stack.values()}
+    for path in kept:
+        if path not in known:
+            raise CaptureError(
+                f"`{PRECISION_FILE}` names a module that the model lacks",
+                where=where,
+                found=f"`{path}`; {nearest(path, known)}",
+                hint="search again: `hatch-lower precision --write`",
+            )
+
+
+def is_for_xnnpack(recipe: Recipe) -> bool:
+    return any(choice.name == XNNPACK for choice in recipe.backends)
+
+
+def scheme_of(recipe: Recipe, kept: tuple[str, ...]) -> Scheme:
+    return Scheme(BITS[recipe.precision], recipe.precision == "int8", kept, is_for_xnnpack(recipe))
+
+
 def operations_of(method: CapturedMethod) -> Iterator[Node]:
     return (node for node in all_nodes(method.program.graph_module) if node.op == "call_function")
 
 
+CONVOLUTIONS = ("aten.conv1d.", "aten.conv2d.", "aten.conv3d.")
+
+
 def is_convolution(node: Node) -> bool:
-    return str(node.target).startswith(("aten.conv1d.", "aten.conv2d.", "aten.conv3d."))
+    return str(node.target).startswith(CONVOLUTIONS)
+
+
+def is_quantizable(node: Node) -> bool:
+    return str(node.target).startswith((*CONVOLUTIONS, "aten.linear.", "aten.embedding."))
 
 
 def dtypes_of(methods: Iterable[CapturedMethod]) -> set[torch.dtype]:

@@ -83,6 +83,12 @@ def is_in(node: Node, paths: Iterable[str]) -> bool:
     return any(path in inner for path in paths)
 
 
+def module_of(node: Node) -> str:
+    """Return the path of the innermost module of an operation; empty for the outermost module."""
+    inner = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return inner[-1] if inner else ""
+
+
 def cast_inputs(graph: Graph, node: Node, values: Iterable[Node], dtype: torch.dtype | None) -> None:
     """Cast float32 inputs of an operation to a dtype, or to their present dtype, whatever autocast makes of them."""
     for value in values:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch.fx import GraphModule, Node
 
+from hatch_lower.exir.graph.surgery import copy_graph
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.precision.again import export_again
@@ -35,14 +37,48 @@ def quantized(method: CapturedMethod, scheme: Scheme, cases: Sequence[InputCase]
     with own_warnings():
         module: GraphModule = method.program.module()
         if scheme.activations:
-            module = with_activations(method, module, scheme, cases)
+            module = with_activations(method, module, scheme, cases, is_folded=True)
         quantize_weights(module, scheme.bits, tables_alone=scheme.activations, kept=scheme.kept)
         return export_again(method, module)
 
 
+def trial_of(
+    method: CapturedMethod, scheme: Scheme, cases: Sequence[InputCase]
+) -> Callable[[tuple[str, ...]], GraphModule]:
+    """Return a function from paths of modules in float32 to a quantized module; calibration runs once."""
+    with own_warnings():
+        whole: GraphModule = method.program.module()
+        if scheme.activations:
+            whole = with_activations(method, whole, scheme, cases, is_folded=False)
+
+    def trial(kept: tuple[str, ...]) -> GraphModule:
+        module = GraphModule(whole, copy_graph(whole)[1])
+        for node in module.graph.nodes:
+            if is_in(node, kept) and not is_step(node, "dequantize_"):
+                for source in node.all_input_nodes:
+                    if (exact := unquantized(source)) is not None:
+                        node.replace_input_with(source, exact)
+        quantize_weights(module, scheme.bits, tables_alone=scheme.activations, kept=kept)
+        return module
+
+    return trial
+
+
+def unquantized(node: Node) -> Node | None:
+    """Return the floating-point value of which a node is the dequantized integer, or `None`."""
+    integer = node.args[0] if is_step(node, "dequantize_") else None
+    value = integer.args[0] if isinstance(integer, Node) and is_step(integer, "quantize_") else None
+    return value if isinstance(value, Node) else None
+
+
+def is_step(node: Node, prefix: str) -> bool:
+    return str(node.target).startswith(f"quantized_decomposed.{prefix}")
+
+
 def with_activations(
-    method: CapturedMethod, module: GraphModule, scheme: Scheme, cases: Sequence[InputCase]
+    method: CapturedMethod, module: GraphModule, scheme: Scheme, cases: Sequence[InputCase], *, is_folded: bool
 ) -> GraphModule:
+    """Return a module with integers; `is_folded`: the weights are stored as integers."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     choose = xnnpack_quantizer if scheme.for_xnnpack else x86_quantizer
@@ -51,7 +87,7 @@ def with_activations(
         for case in cases or [example_case(method)]:  # the weights are observed in a call
             args, kwargs = case.copied()
             prepared(*args, **kwargs)
-    converted: GraphModule = convert_pt2e(prepared)
+    converted: GraphModule = convert_pt2e(prepared, fold_quantize=is_folded)
     return converted
 
 
@@ -90,6 +126,11 @@ def is_float(node: Node) -> bool:
 @contextmanager
 def own_warnings() -> Iterator[None]:
     """Silence warnings of torchao and ExecuTorch about their own imports and calls."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,142 @@
+"""The search of mixed precision: the layers that must stay in float32 for the metric to hold.
+
+Each layer alone goes back to float32, and the error of the outputs on a few inputs gives the layer's effect. Then the
+metric decides how many layers go back, the layer with the largest effect first: with none, with all, and by bisection.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch.fx import GraphModule
+
+from hatch_lower.config.settings import Recipe
+from hatch_lower.errors import ProgramError, VerificationError, nearest
+from hatch_lower.events import Reporter, stage
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.metric import metric_of
+from hatch_lower.pipeline.model_build import BuildInputs
+from hatch_lower.pipeline.precision.convert import Cases, Conversion, calibration_cases, is_quantizable, operations_of
+from hatch_lower.pipeline.precision.finding import LayerEffect, PrecisionFinding, PrecisionSearch
+from hatch_lower.pipeline.precision.halves import module_of
+from hatch_lower.pipeline.random_inputs import InputCase, example_case
+from hatch_lower.runtime.torch_private import tensors
+
+MOST_CASES = 4  # inputs of a method for the effects of layers
+
+Trial = Callable[[tuple[str, ...]], GraphModule]
+
+
+def search_precision(inputs: BuildInputs, reporter: Reporter, wanted: PrecisionSearch) -> PrecisionFinding:
+    """Return the layers of a model that must stay in float32 in a recipe.
+
+    Raises `VerificationError` if the metric drops too much even with all layers in float32.
+    """
+    recipe, model = recipe_to_search(inputs, wanted), inputs.model
+    limit = model.max_drop if recipe.max_drop is None else recipe.max_drop
+    cases: Cases = {}
+    if model.calibrate and recipe.precision == "int8":
+        cases = calibration_cases(model, inputs.source, inputs.settings.root)
+    conversion = Conversion(inputs.source, model, cases)
+    with stage(reporter, "metric", model.name) as describe:
+        eager = metric_of(inputs, inputs.source)
+        describe(f"{model.metric} of eager: {eager:.6g}")
+    tried: dict[int, float] = {}
+    order: list[str] = []
+
+    def holds(count: int) -> bool:
+        if count not in tried:
+            with stage(reporter, "metric", model.name, recipe.name) as describe:
+                tried[count] = metric_of(inputs, conversion.converted(recipe, tuple(sorted(order[:count]))))
+                describe(f"{model.metric} with {count} layers in float32: {tried[count]:.6g}")
+        return eager - tried[count] <= limit
+
+    effects: tuple[LayerEffect, ...] = ()
+    count = 0
+    if not holds(0):
+        with stage(reporter, "effects", model.name, recipe.name) as describe:
+            effects = layer_effects(inputs.source, conversion, recipe, cases)
+            describe(f"{len(effects)} layers")
+        order += [effect.path for effect in effects]
+        count = least_count(len(order) - 1, holds)  # with all layers in float32 no precision is left
+        if not count:
+            raise VerificationError(
+                "no choice of layers in float32 keeps the metric",
+                where=f"model `{model.name}`, recipe `{recipe.name}`, `metric = {model.metric}`",
+                found="; ".join(f"{number} layers: {value:.6g}" for number, value in sorted(tried.items()))
+                + f"; eager {eager:.6g}, `max-drop` {limit:g}",
+                hint="name more, or more typical, inputs in `calibrate`, write a higher precision, or raise `max-drop`",
+            )
+    kept = tuple(sorted(order[:count]))
+    numbers = tuple(sorted(tried.items()))
+    return PrecisionFinding(model.name, recipe.name, recipe.precision, eager, limit, effects, kept, numbers)
+
+
+def recipe_to_search(inputs: BuildInputs, wanted: PrecisionSearch) -> Recipe:
+    """Return the recipe to search; raise `ProgramError` without a metric, or without such a recipe."""
+    where = f"model `{inputs.model.name}`"
+    recipes = {recipe.name: recipe for recipe in inputs.recipes if recipe.precision != "float32"}
+    if wanted.recipe and wanted.recipe not in recipes:
+        what = f"the model has no recipe `{wanted.recipe}` with another precision than float32"
+        raise ProgramError(what, where=where, hint=nearest(wanted.recipe, recipes))
+    if not wanted.recipe and len(recipes) != 1:
+        names = ", ".join(f"`{name}`" for name in recipes) or "none"
+        what = "the search needs a recipe with a precision"
+        raise ProgramError(what, where=where, found=f"recipes with a precision: {names}", hint="name it by `--recipe`")
+    if not inputs.model.metric:
+        what = "the search needs a metric, which says whether a precision is good enough"
+        raise ProgramError(what, where=where, hint='write `metric = "module:function"` for the model')
+    return recipes[wanted.recipe] if wanted.recipe else next(iter(recipes.values()))
+
+
+def least_count(most: int, holds: Callable[[int], bool]) -> int:
+    """Return the least number from 1 to `most` that holds, by bisection, or 0."""
+    if most < 1 or not holds(most):
+        return 0
+    least = 1
+    while least < most:
+        middle = (least + most) // 2
+        if holds(middle):
+            most = middle
+        else:
+            least = middle + 1
+    return most
+
+
+def layer_effects(
+    source: CapturedModel, conversion: Conversion, recipe: Recipe, cases: Cases
+) -> tuple[LayerEffect, ...]:
+    """Return the layers with weights of all methods, the layer with the largest effect first."""
+    errors: dict[str, float] = {}
+    for method in source.methods:
+        paths = list(dict.fromkeys(filter(None, map(module_of, filter(is_quantizable, operations_of(method))))))
+        given = list(itertools.islice(cases.get(method.name, ()), MOST_CASES)) or [example_case(method)]
+        with process_restored():
+            expected = list(outputs_of(method.program.module(), given))
+            trial = conversion.trial(method, recipe)
+            whole = error_of(outputs_of(trial(()), given), expected)
+            for path in paths:
+                left = error_of(outputs_of(trial((path,)), given), expected) / whole if whole else 1.0
+                errors[path] = min(errors.get(path, left), left)
+    return tuple(LayerEffect(path, errors[path]) for path in sorted(errors, key=lambda path: (errors[path], path)))
+
+
+def outputs_of(module: torch.nn.Module, cases: Iterable[InputCase]) -> Iterator[list[torch.Tensor]]:
+    for case in cases:
+        args, kwargs = case.copied()
+        with torch.no_grad():
+            leaves = tensors.tree_leaves(module(*args, **kwargs))
+        yield [leaf.double() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point]
+
+
+def error_of(given: Iterable[Sequence[torch.Tensor]], expected: Iterable[Sequence[torch.Tensor]]) -> float:
+    """Return the squared error of floating-point outputs, relative to their squares; any NaN counts as 1."""
+    wrong = total = 0.0
+    for ours, theirs in zip(given, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            wrong += float((one - other).square().nan_to_num(nan=1.0).sum())
+            total += float(other.square().nan_to_num().sum())
+    return wrong / total if total else wrong

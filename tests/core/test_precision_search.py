@@ -1,0 +1,175 @@
+"""The search of mixed precision, and the file `precision.toml` of its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hatch_lower.cli.precision import write_kept
+from hatch_lower.config.precision_file import PRECISION_FILE, read_kept
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
+from hatch_lower.errors import CaptureError, ProgramError, VerificationError
+from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.model_build import BuildInputs
+from hatch_lower.pipeline.precision.convert import Conversion
+from hatch_lower.pipeline.precision.finding import LayerEffect, PrecisionFinding, PrecisionSearch
+from hatch_lower.pipeline.precision.search import least_count, search_precision
+
+METRIC = """
+import torch
+
+INPUTS = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+EXPECTED = []
+
+def closeness(model):
+    output = torch.as_tensor(model(INPUTS))
+    if not EXPECTED:  # eager is measured first
+        EXPECTED.append(output)
+    return torch.nn.functional.cosine_similarity(output, EXPECTED[0]).min()
+
+def hopeless(model):
+    output = torch.as_tensor(model(INPUTS))
+    if not EXPECTED:
+        EXPECTED.append(output)
+    return float(torch.equal(output, EXPECTED[0]))
+"""
+
+
+class Quiet:
+    def report(self, event: object) -> None:
+        pass
+
+
+class Outliers(nn.Module):
+    """Twelve layers; the activations between the fourth pair have a channel that dwarfs the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(12))
+        with torch.no_grad():
+            for layer in self.layers:
+                layer.weight.copy_(torch.linalg.qr(layer.weight).Q)
+            self.layers[6].weight[3] = 0
+            self.layers[6].bias[3] = 2000
+            self.layers[7].weight[:, 3] /= 1000
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def captured() -> CapturedModel:
+    torch.manual_seed(0)
+    return capture_model("net", Model(Outliers().eval(), {"forward": Method((torch.randn(64, 32),))}), Quiet())
+
+
+def inputs_of(root: Path, metric: str, precision: Any = "int8", *, max_drop: float = 0.01) -> BuildInputs:
+    model = ModelSettings("net", "net:export", "net", ("small",), metric=metric, max_drop=max_drop)
+    recipe = Recipe("small", (BackendChoice("onnxruntime"),), precision=precision)
+    return BuildInputs(Settings(root, "net", "1", (model,), (recipe,)), model, captured())
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / f"metric_{tmp_path.name}.py").write_text(METRIC)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.torch
+def test_the_layer_with_outliers_alone_goes_back_to_float32(project: Path) -> None:
+    pytest.importorskip("torchao")
+    found = search_precision(inputs_of(project, f"metric_{project.name}:closeness"), Quiet(), PrecisionSearch("small"))
+    assert found.kept == ("layers.7",)
+    assert found.layers[0].path == "layers.7"
+    assert found.layers[0].error < 0.1 < found.layers[1].error
+    assert found.eager - dict(found.tried)[0] > 0.01 >= found.eager - found.metric
+
+
+@pytest.mark.torch
+def test_a_metric_that_no_choice_of_layers_keeps_is_an_error_with_its_numbers(project: Path) -> None:
+    pytest.importorskip("torchao")
+    with pytest.raises(VerificationError, match="no choice of layers") as caught:
+        search_precision(inputs_of(project, f"metric_{project.name}:hopeless"), Quiet(), PrecisionSearch("small"))
+    assert "0 layers: 0; 11 layers: 0; eager 1" in caught.value.found
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("metric", "precision", "recipe", "what"),
+    [
+        ("", "int8", "small", "needs a metric"),
+        ("m:f", "int8", "other", "has no recipe `other`"),
+        ("m:f", "float32", "", "needs a recipe with a precision"),
+    ],
+)
+def test_a_search_without_metric_or_recipe_is_refused(
+    tmp_path: Path, metric: str, precision: str, recipe: str, what: str
+) -> None:
+    with pytest.raises(ProgramError, match=what):
+        search_precision(inputs_of(tmp_path, metric, precision), Quiet(), PrecisionSearch(recipe))
+
+
+@pytest.mark.torch
+def test_a_module_that_the_model_lacks_is_refused_with_the_nearest_name() -> None:
+    model = ModelSettings("net", "net:export", "net", ("small",))
+    with pytest.raises(CaptureError, match="names a module that the model lacks") as caught:
+        Conversion(captured(), model, {}).converted(Recipe("small", precision="bfloat16"), ("layers.77",))
+    assert "did you mean `layers.7`" in caught.value.found
+
+
+@pytest.mark.parametrize(("needed", "most"), [(1, 1), (1, 20), (7, 20), (20, 20)])
+def test_bisection_finds_the_least_number(needed: int, most: int) -> None:
+    assert least_count(most, lambda count: count >= needed) == needed
+
+
+def test_bisection_without_a_number_that_holds_finds_none() -> None:
+    assert least_count(20, lambda count: False) == 0
+    assert least_count(0, lambda count: True) == 0
+
+
+def finding(*kept: str) -> PrecisionFinding:
+    layers = tuple(LayerEffect(path, 0.5) for path in kept)
+    return PrecisionFinding("net", "int8", "int8", 1.0, 0.01, layers, kept, ((len(kept), 1.0),))
+
+
+def test_the_written_list_is_read_and_other_entries_and_comments_stay(tmp_path: Path) -> None:
+    path = tmp_path / PRECISION_FILE
+    path.write_text('# ours\n[net.half]\nfloat32 = ["head"]  # why\n')
+    write_kept(path, finding("layers.1", "layers.0"))
+    assert "# ours" in path.read_text()
+    assert "# why" in path.read_text()
+    problems: list[str] = []
+    known = {"net": {"half", "int8"}}
+    assert read_kept(tmp_path, known, problems) == {"net": {"half": ("head",), "int8": ("layers.0", "layers.1")}}
+    assert not problems
+    write_kept(path, finding())
+    assert read_kept(tmp_path, known, problems) == {"net": {"half": ("head",)}}
+    assert [each.name for each in tmp_path.iterdir()] == [PRECISION_FILE]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[net", "is no TOML"),
+        ("[net]\nint8 = 1\n", "must have a list of module paths"),
+        ('[net.int8]\nfloat32 = "head"\n', "must have a list of module paths"),
+        ('[net.int8]\nfloat32 = ["a"]\nother = 1\n', "must have a list of module paths"),
+        ('[net.fp]\nfloat32 = ["a"]\n', "names no model with such a recipe"),
+        ('[other.int8]\nfloat32 = ["a"]\n', "names no model with such a recipe"),
+    ],
+)
+def test_a_wrong_list_is_a_problem_that_names_the_entry(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / PRECISION_FILE).write_text(text)
+    problems: list[str] = []
+    assert read_kept(tmp_path, {"net": {"int8"}}, problems) == {}
+    assert len(problems) == 1
+    assert problem in problems[0]
+    assert PRECISION_FILE in problems[0]
