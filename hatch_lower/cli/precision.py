@@ -13,7 +13,7 @@ import click
 
 from hatch_lower.cli.arguments import json_option, open_here, project_here, recipe_option
 from hatch_lower.cli.output import show, show_report
-from hatch_lower.config.precision_file import KEPT, PRECISION_FILE
+from hatch_lower.config.precision_file import FLOAT_MODULES, PRECISION_FILE
 from hatch_lower.errors import PackageError, ProgramError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def write_kept(path: Path, found: PrecisionFinding) -> None:
         listed = tomlkit.array()
         listed.extend(found.kept)
         listed.multiline(len(found.kept) > 1)
-        recipes[found.recipe] = {KEPT: listed}
+        recipes[found.recipe] = {FLOAT_MODULES: listed}
     if not recipes:
         del document[found.model]
     temporary = path.with_name(f".{path.name}.part")

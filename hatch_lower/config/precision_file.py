@@ -18,7 +18,7 @@ from typing import Any
 from hatch_lower.config.tables import quote_key
 
 PRECISION_FILE = "precision.toml"
-KEPT = "float32"
+FLOAT_MODULES = "float32"
 
 
 def read_kept(
@@ -44,9 +44,9 @@ def read_kept(
     for model, recipes in table.items():
         for recipe, lists in (recipes if isinstance(recipes, dict) else {"": None}).items():
             here = f"{PRECISION_FILE}: [{quote_key(model)}.{quote_key(recipe)}]"
-            paths = lists.get(KEPT) if isinstance(lists, dict) and lists.keys() == {KEPT} else None
+            paths = lists.get(FLOAT_MODULES) if isinstance(lists, dict) and lists.keys() == {FLOAT_MODULES} else None
             if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
-                problems.append(f"`{here}` must have a list of module paths alone, `{KEPT} = [...]`")
+                problems.append(f"`{here}` must have a list of module paths alone, `{FLOAT_MODULES} = [...]`")
             elif recipe not in models.get(model, ()):
                 problems.append(f"`{here}` names no model with such a recipe, or a recipe without `precision`")
             else:

@@ -57,6 +57,7 @@ from hatch_lower.runtime.torch_private.unimported import why_untried
 
 if TYPE_CHECKING:
     from hatch_lower.pipeline.fresh_process import FreshProcess
+    from hatch_lower.pipeline.model_build import BuildInputs, Services
 
 
 class StageSeconds:
@@ -232,18 +233,23 @@ def run_pipeline(
     inputs, services = pipeline.start_build(
         request.settings, model, source, request.folder, reporter, store, fresh, request.sources
     )
-    if request.localization is not None:
-        write_record(request.folder / FINDINGS, pipeline.find_wrong(inputs, services, request.localization))
-        return Answer(capture_report(request.settings, model, source, request.folder, reporter))
-    if request.search is not None:
-        from hatch_lower.pipeline.precision.search import search_precision
-
-        write_record(request.folder / PRECISIONS, search_precision(inputs, reporter, request.search))
+    if request.mode in ("localize", "precision"):
+        write_finding(request, inputs, services)
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
     if request.mode == "recipe":
         report, records = pipeline.make_recipes(inputs, services)
         return Answer(report, recipes=records)
     return Answer(pipeline.lower_model(inputs, services))
+
+
+def write_finding(request: ChildRequest, inputs: BuildInputs, services: Services) -> None:
+    from hatch_lower.pipeline.lower_model import find_wrong
+    from hatch_lower.pipeline.precision.search import search_precision
+
+    if request.localization is not None:
+        write_record(request.folder / FINDINGS, find_wrong(inputs, services, request.localization))
+    if request.search is not None:
+        write_record(request.folder / PRECISIONS, search_precision(inputs, services.reporter, request.search))
 
 
 def start_processes(mode: Mode, model: ModelSettings) -> FreshProcess | None:

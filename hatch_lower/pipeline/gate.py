@@ -24,7 +24,7 @@ from hatch_lower.format.weights import read_weights
 from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.pipeline.fresh_process import Packaged
 from hatch_lower.pipeline.metric import metric_of
-from hatch_lower.pipeline.metric_process import Measured, measure_apart, measure_here
+from hatch_lower.pipeline.metric_process import MeasuredRecipe, measure_apart, measure_here
 from hatch_lower.pipeline.model_build import BuildInputs, Services, place_of
 from hatch_lower.runtime.numbers import Tolerance
 
@@ -62,7 +62,7 @@ def gate_recipe(
     limit = model.max_drop if recipe.max_drop is None else recipe.max_drop
     with stage(services.reporter, "gate", model.name, recipe.name) as describe:
         packaged = packaged_again(inputs, services, report, recipe)
-        measured = Measured(
+        measured = MeasuredRecipe(
             packaged, model.name, recipe.name, report.manifest.order, model.metric, inputs.settings.root
         )
         spare = services.fresh.spare if services.fresh is not None else None

@@ -67,10 +67,10 @@ def measure_metric(entry: EntryPoint, model: LoadedModel) -> float:
             text = ": ".join(filter(None, (type(error).__name__, error.what, error.found)))
             refused = EntryPointError(refused.what, where=refused.where, found=text, hint=error.hint)
         raise refused from error
-    return number_of(value, entry)
+    return metric_number(value, entry)
 
 
-def number_of(value: object, entry: EntryPoint) -> float:
+def metric_number(value: object, entry: EntryPoint) -> float:
     """Return the number in a metric's result: a Python or NumPy number, or a tensor or array without dimensions."""
     # a tensor, or an array or number of NumPy
     item = getattr(value, "item", None) if getattr(value, "ndim", None) == 0 else None

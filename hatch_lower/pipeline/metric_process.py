@@ -26,7 +26,7 @@ from hatch_lower.pipeline.fresh_process import (
 )
 
 
-class Measured(Frozen):
+class MeasuredRecipe(Frozen):
     """A packaged recipe, and the metric that its model gets."""
 
     packaged: Packaged
@@ -41,7 +41,7 @@ def start_spare() -> FreshProcess | None:
     return start_fresh(answer_in_fork)
 
 
-def measure_apart(spare: FreshProcess, measured: Measured) -> float:
+def measure_apart(spare: FreshProcess, measured: MeasuredRecipe) -> float:
     """Return the metric of a recipe, from a fork of the spare process; raise the error of the metric."""
     answer = spare.ask(measured)
     if "error" in answer:
@@ -53,7 +53,7 @@ def measure_apart(spare: FreshProcess, measured: Measured) -> float:
 
 def answer_in_fork(line: bytes) -> object:
     """Answer a request from a fork of this process, so that no call of a metric affects the next call."""
-    measured = read_request(Measured, line)
+    measured = read_request(MeasuredRecipe, line)
     if measured is None:
         return None
     importlib.import_module("hatch_lower.pipeline.metric")  # once, for all forks
@@ -76,7 +76,7 @@ def answer_in_fork(line: bytes) -> object:
     return json.loads(text) if text else {"error": ended_metric(measured, ending_text(status)).to_json()}
 
 
-def ended_metric(measured: Measured, found: str) -> LowerError:
+def ended_metric(measured: MeasuredRecipe, found: str) -> LowerError:
     return EntryPointError(
         "the process that measures a recipe has ended",
         where=f"`metric = {measured.metric}`",
@@ -85,7 +85,7 @@ def ended_metric(measured: Measured, found: str) -> LowerError:
     )
 
 
-def answer_measured(measured: Measured) -> dict[str, Any]:
+def answer_measured(measured: MeasuredRecipe) -> dict[str, Any]:
     try:
         return {"metric": measure_here(measured)}
     except LowerError as error:
@@ -94,7 +94,7 @@ def answer_measured(measured: Measured) -> dict[str, Any]:
         return {"memory": str(error)}
 
 
-def measure_here(measured: Measured) -> float:
+def measure_here(measured: MeasuredRecipe) -> float:
     """Return the metric of a packaged recipe in this process."""
     # late imports: the start of the spare process, before the export, does not wait for the modules
     from hatch_lower.pipeline.discover import EntryPoint

@@ -15,7 +15,7 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import CaptureError, SampleError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
-from hatch_lower.pipeline.precision.again import export_again
+from hatch_lower.pipeline.precision.again import export_module
 from hatch_lower.pipeline.precision.convert import Conversion, calibration_cases
 from hatch_lower.pipeline.precision.halves import in_half
 from hatch_lower.pipeline.precision.integer_weights import quantize_weights
@@ -141,7 +141,7 @@ def test_integer_weights_take_a_share_of_the_bytes(bits: int, share: float, erro
     model = captured()
     module = method(model).program.module()
     quantize_weights(module, bits, tables_alone=False, kept=())
-    program = export_again(method(model), module).program
+    program = export_module(method(model), module).program
     large = [
         name for name, tensor in constants(program).items() if tensor.dtype is torch.float32 and tensor.numel() > 999
     ]
@@ -165,7 +165,7 @@ def test_numbers_of_four_bits_are_taken_apart_exactly() -> None:
 
 def test_a_method_exported_again_has_the_same_names_and_limits_of_sizes() -> None:
     before = method(captured())
-    after = export_again(before, before.program.module())
+    after = export_module(before, before.program.module())
     assert sorted(after.dimensions.values()) == sorted(before.dimensions.values())
     assert after.program.module()(torch.randint(0, 50, (1, 2))).shape == (1, 2, 32)  # the smallest sizes
     shared = after.program.state_dict["first.weight"]

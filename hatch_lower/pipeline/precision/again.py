@@ -17,7 +17,7 @@ from hatch_lower.pipeline.parameters import user_input_values
 from hatch_lower.runtime.torch_private import tensors
 
 
-def export_again(method: CapturedMethod, module: GraphModule) -> CapturedMethod:
+def export_module(method: CapturedMethod, module: GraphModule) -> CapturedMethod:
     """Return a method that computes as a changed copy of its program's module."""
     shapes = dynamic_shapes(method)
     with torch.no_grad():
@@ -29,7 +29,7 @@ def export_again(method: CapturedMethod, module: GraphModule) -> CapturedMethod:
 def dynamic_shapes(method: CapturedMethod) -> Any:
     """Return the dynamic sizes of a method's inputs as `torch.export` takes them; `None` without dynamic sizes."""
     values = list(user_input_values(method.program))
-    dims = {str(symbol): dimension_of(symbol, method.program) for symbol in symbols_in(values)}
+    dims = {str(symbol): dimension_of(symbol, method.program) for symbol in free_symbols_of(values)}
     if not dims:
         return None
     leaves = [shape_of(value, dims) for value in values]
@@ -38,7 +38,7 @@ def dynamic_shapes(method: CapturedMethod) -> Any:
     return (*args, *kwargs.values())
 
 
-def symbols_in(values: list[Any]) -> Iterator[Any]:
+def free_symbols_of(values: list[Any]) -> Iterator[Any]:
     for value in values:
         for size in value.shape if isinstance(value, torch.Tensor) else ():
             if isinstance(size, torch.SymInt):

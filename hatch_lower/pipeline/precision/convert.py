@@ -111,12 +111,12 @@ class Conversion:
 
         Raises `CaptureError` where the model, or this environment, does not allow the precision.
         """
-        refuse_unknown(kept, self._source, f"model `{self._model.name}`, recipe `{recipe.name}`")
+        refuse_unknown_modules(kept, self._source, f"model `{self._model.name}`, recipe `{recipe.name}`")
         key = (recipe.precision, is_for_xnnpack(recipe), kept)
         if key not in self._made:
             methods = tuple(self._method(method, recipe, kept) for method in self._source.methods)
-            if dtypes_of(methods) <= dtypes_of(self._source.methods):
-                operators = sorted({str(node.target) for method in methods for node in operations_of(method)})
+            if value_dtypes(methods) <= value_dtypes(self._source.methods):
+                operators = sorted({str(node.target) for method in methods for node in called_operations(method)})
                 raise CaptureError(
                     f"the precision `{recipe.precision}` changes no operation of the model",
                     where=f"model `{self._model.name}`, recipe `{recipe.name}`",
@@ -138,7 +138,7 @@ class Conversion:
             return
         for method in self._source.methods:
             count = len(self._cases.get(method.name, ()))
-            convolutions = sum(is_convolution(node) for node in operations_of(method))
+            convolutions = sum(is_convolution(node) for node in called_operations(method))
             if count == 1:
                 yield f"`calibrate` has a single call of `{method.name}`: the ranges of activations may be too narrow"
             elif not count and convolutions:
@@ -153,7 +153,7 @@ class Conversion:
             with process_restored():
                 if half := HALVES.get(recipe.precision):
                     return replace(method, program=in_half(method.program, half, kept))
-                refuse_missing("torchao", where)
+                refuse_no_library("torchao", where)
                 return quantized(method, scheme_of(recipe, kept), self._cases.get(method.name, ()))
         except LowerError:
             raise
@@ -167,9 +167,9 @@ class Conversion:
             ) from error
 
 
-def refuse_unknown(kept: Iterable[str], source: CapturedModel, where: str) -> None:
+def refuse_unknown_modules(kept: Iterable[str], source: CapturedModel, where: str) -> None:
     """Refuse paths in `precision.toml` that are no modules of the model."""
-    stacks = (node.meta.get("nn_module_stack") or {} for method in source.methods for node in operations_of(method))
+    stacks = (node.meta.get("nn_module_stack") or {} for method in source.methods for node in called_operations(method))
     known = {path for stack in stacks for path, _ in stack.values()}
     for path in kept:
         if path not in known:
@@ -189,27 +189,27 @@ def scheme_of(recipe: Recipe, kept: tuple[str, ...]) -> Scheme:
     return Scheme(BITS[recipe.precision], recipe.precision == "int8", kept, is_for_xnnpack(recipe))
 
 
-def operations_of(method: CapturedMethod) -> Iterator[Node]:
+def called_operations(method: CapturedMethod) -> Iterator[Node]:
     return (node for node in all_nodes(method.program.graph_module) if node.op == "call_function")
 
 
-CONVOLUTIONS = ("aten.conv1d.", "aten.conv2d.", "aten.conv3d.")
+CONVOLVING = ("aten.conv1d.", "aten.conv2d.", "aten.conv3d.")
 
 
 def is_convolution(node: Node) -> bool:
-    return str(node.target).startswith(CONVOLUTIONS)
+    return str(node.target).startswith(CONVOLVING)
 
 
 def is_quantizable(node: Node) -> bool:
-    return str(node.target).startswith((*CONVOLUTIONS, "aten.linear.", "aten.embedding."))
+    return str(node.target).startswith((*CONVOLVING, "aten.linear.", "aten.embedding."))
 
 
-def dtypes_of(methods: Iterable[CapturedMethod]) -> set[torch.dtype]:
+def value_dtypes(methods: Iterable[CapturedMethod]) -> set[torch.dtype]:
     values = (node.meta.get("val") for method in methods for node in all_nodes(method.program.graph_module))
     return {value.dtype for value in values if isinstance(value, torch.Tensor)}
 
 
-def refuse_missing(library: str, where: str) -> None:
+def refuse_no_library(library: str, where: str) -> None:
     if find_spec(library) is None:
         raise CaptureError(
             f"the library `{library}`, which quantizes models, is not installed",

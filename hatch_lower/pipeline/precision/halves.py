@@ -66,10 +66,10 @@ def with_casts(program: ExportedProgram, half: torch.dtype, kept: tuple[str, ...
             cast_inputs(graph, node, node.all_input_nodes[:1], half)
     output = graph.output_node()
     cast_inputs(graph, output, [value for value in output.all_input_nodes if value.op != "placeholder"], None)
-    return rebuilt(program, attributes, graph)
+    return with_graph(program, attributes, graph)
 
 
-def rebuilt(program: ExportedProgram, attributes: dict[str, object], graph: Graph) -> ExportedProgram:
+def with_graph(program: ExportedProgram, attributes: dict[str, object], graph: Graph) -> ExportedProgram:
     """Return the program with another graph, whose outputs may have other names."""
     values: Any = graph.output_node().args[0]
     specs = [named_after(*pair) for pair in zip(program.graph_signature.output_specs, values, strict=True)]
@@ -83,7 +83,7 @@ def is_in(node: Node, paths: Iterable[str]) -> bool:
     return any(path in inner for path in paths)
 
 
-def module_of(node: Node) -> str:
+def innermost_module(node: Node) -> str:
     """Return the path of the innermost module of an operation; empty for the outermost module."""
     inner = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return inner[-1] if inner else ""
@@ -118,7 +118,7 @@ def with_floats(program: ExportedProgram, half: torch.dtype, kept: Iterable[str]
             rounded = cast_of(graph, node, half, node)
         node.replace_all_uses_with(rounded, lambda user, rounded=rounded: user is not rounded)
     graph.eliminate_dead_code()
-    return rebuilt(program, attributes, graph)
+    return with_graph(program, attributes, graph)
 
 
 def cast_of(graph: Graph, value: Node, dtype: torch.dtype, place: Node) -> Node:
@@ -144,7 +144,7 @@ def without_idle_casts(program: ExportedProgram) -> ExportedProgram:
                 continue
             node.replace_all_uses_with(source)
             graph.erase_node(node)
-    return rebuilt(program, attributes, graph)
+    return with_graph(program, attributes, graph)
 
 
 def with_stored_casts(program: ExportedProgram) -> ExportedProgram:

@@ -16,7 +16,7 @@ from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 aten = torch.ops.aten
 
 GROUP = 32  # neighboring weights of a row that share a scale, in 4 bits
-LEAST = 1024  # elements of a weight; integers and scales of a smaller weight take as many bytes
+LEAST_ELEMENTS = 1024  # elements of a weight; integers and scales of a smaller weight take as many bytes
 
 
 def quantize_weights(module: GraphModule, bits: int, *, tables_alone: bool, kept: Iterable[str]) -> None:
@@ -34,7 +34,7 @@ def quantize_weights(module: GraphModule, bits: int, *, tables_alone: bool, kept
             continue
         values: torch.Tensor = attribute_of(module, str(weight.target)).detach()
         write = packed if bits == 4 and values.dim() == 2 and values.shape[1] % GROUP == 0 else in_bytes
-        result = write(Maker(module, node, str(weight.target)), values, node if table else None)
+        result = write(WeightMaker(module, node, str(weight.target)), values, node if table else None)
         if table:
             node.replace_all_uses_with(result)
             module.graph.erase_node(node)
@@ -52,11 +52,11 @@ def weight_of(module: GraphModule, node: Node, name: str) -> Node | None:
     if not isinstance(weight, Node) or weight.op != "get_attr":
         return None
     values = attribute_of(module, str(weight.target))
-    suits = isinstance(values, torch.Tensor) and values.dtype is torch.float32 and values.numel() >= LEAST
+    suits = isinstance(values, torch.Tensor) and values.dtype is torch.float32 and values.numel() >= LEAST_ELEMENTS
     return weight if suits else None
 
 
-class Maker:
+class WeightMaker:
     """Adds constants and operations before an operation of a module."""
 
     def __init__(self, module: GraphModule, place: Node, name: str) -> None:
@@ -86,7 +86,7 @@ class Maker:
         return node
 
 
-def in_bytes(maker: Maker, values: torch.Tensor, table: Node | None) -> Node:
+def in_bytes(maker: WeightMaker, values: torch.Tensor, table: Node | None) -> Node:
     """Return float32 weights of integers of 8 bits with a scale for each row of the first dimension.
 
     A product of scales and floats is as exact as eager in every engine; ONNX Runtime rounds the activations of a linear
@@ -99,7 +99,7 @@ def in_bytes(maker: Maker, values: torch.Tensor, table: Node | None) -> Node:
     return maker.call(aten.mul.Tensor, floats, maker.rows(factors, table))
 
 
-def packed(maker: Maker, values: torch.Tensor, table: Node | None) -> Node:
+def packed(maker: WeightMaker, values: torch.Tensor, table: Node | None) -> Node:
     """Return float32 weights of integers of 4 bits, of which a byte holds two, with a scale for 32 neighbors.
 
     Plain arithmetic in float32 takes a byte apart exactly, and every engine has it.

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from hatch_lower.exir.graph.surgery import copy_graph
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.pipeline.precision.again import export_again
+from hatch_lower.pipeline.precision.again import export_module
 from hatch_lower.pipeline.precision.halves import is_in
 from hatch_lower.pipeline.precision.integer_weights import quantize_weights
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
@@ -39,7 +39,7 @@ def quantized(method: CapturedMethod, scheme: Scheme, cases: Sequence[InputCase]
         if scheme.activations:
             module = with_activations(method, module, scheme, cases, is_folded=True)
         quantize_weights(module, scheme.bits, tables_alone=scheme.activations, kept=scheme.kept)
-        return export_again(method, module)
+        return export_module(method, module)
 
 
 def trial_of(

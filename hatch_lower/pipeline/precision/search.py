@@ -19,9 +19,15 @@ from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.metric import metric_of
 from hatch_lower.pipeline.model_build import BuildInputs
-from hatch_lower.pipeline.precision.convert import Cases, Conversion, calibration_cases, is_quantizable, operations_of
+from hatch_lower.pipeline.precision.convert import (
+    Cases,
+    Conversion,
+    calibration_cases,
+    called_operations,
+    is_quantizable,
+)
 from hatch_lower.pipeline.precision.finding import LayerEffect, PrecisionFinding, PrecisionSearch
-from hatch_lower.pipeline.precision.halves import module_of
+from hatch_lower.pipeline.precision.halves import innermost_module
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.runtime.torch_private import tensors
 
@@ -112,19 +118,21 @@ def layer_effects(
     """Return the layers with weights of all methods, the layer with the largest effect first."""
     errors: dict[str, float] = {}
     for method in source.methods:
-        paths = list(dict.fromkeys(filter(None, map(module_of, filter(is_quantizable, operations_of(method))))))
+        paths = list(
+            dict.fromkeys(filter(None, map(innermost_module, filter(is_quantizable, called_operations(method)))))
+        )
         given = list(itertools.islice(cases.get(method.name, ()), MOST_CASES)) or [example_case(method)]
         with process_restored():
-            expected = list(outputs_of(method.program.module(), given))
+            expected = list(float_outputs(method.program.module(), given))
             trial = conversion.trial(method, recipe)
-            whole = error_of(outputs_of(trial(()), given), expected)
+            whole = error_of(float_outputs(trial(()), given), expected)
             for path in paths:
-                left = error_of(outputs_of(trial((path,)), given), expected) / whole if whole else 1.0
+                left = error_of(float_outputs(trial((path,)), given), expected) / whole if whole else 1.0
                 errors[path] = min(errors.get(path, left), left)
     return tuple(LayerEffect(path, errors[path]) for path in sorted(errors, key=lambda path: (errors[path], path)))
 
 
-def outputs_of(module: torch.nn.Module, cases: Iterable[InputCase]) -> Iterator[list[torch.Tensor]]:
+def float_outputs(module: torch.nn.Module, cases: Iterable[InputCase]) -> Iterator[list[torch.Tensor]]:
     for case in cases:
         args, kwargs = case.copied()
         with torch.no_grad():
