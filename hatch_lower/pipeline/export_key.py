@@ -16,7 +16,7 @@ from hatch_lower.cache.key import ExportKey, NoKeyError
 from hatch_lower.cache.reports import REPORT_SCHEMA
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
-from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings, is_gated
 from hatch_lower.config.tables import IN_A_FILE
 from hatch_lower.events import Event, Reporter
 from hatch_lower.exir.backend.registry import backend_code, backend_record, code_digest, find_backend
@@ -81,7 +81,7 @@ def describe_export(inputs: BuildInputs, store: Store, digests: SpanDigests) -> 
         state=tuple(state),
         sharing=sharing,
         eager=eager_digest(source, inputs.examples),
-        recipes=tuple(encode(recipe) for recipe in inputs.recipes),
+        recipes=tuple(recipe_row(model, recipe) for recipe in inputs.recipes),
         check=settings.check_bytes,
         weights=(
             ((IN_A_FILE, settings.name),)
@@ -115,15 +115,21 @@ def converted_digest(model: ConvertedModel, digests: SpanDigests) -> str:
     return digest_of([methods, sharing, eager_digest(model.source, model.examples)])
 
 
-def recipe_exports(key: ExportKey, recipes: Iterable[Recipe], source: CapturedModel) -> dict[str, ExportKey]:
+def recipe_row(model: ModelSettings, recipe: Recipe) -> Mapping[str, object]:
+    # the limit of the gate changes no program; each build applies the limit
+    row = {name: value for name, value in encode(recipe).items() if name != "max_drop"}
+    return {**row, "gated": is_gated(model, recipe)}
+
+
+def recipe_exports(key: ExportKey, inputs: BuildInputs) -> dict[str, ExportKey]:
     """Return, by recipe, the model's key for a build of that recipe alone."""
-    not_run = eager_digest(source, None)
+    not_run = eager_digest(inputs.source, None)
     exports = {}
-    for recipe in recipes:
+    for recipe in inputs.recipes:
         tools = {f"{BACKEND} {choice.name}" for choice in recipe.backends}
         exports[recipe.name] = replace(
             key,
-            recipes=(encode(recipe),),
+            recipes=(recipe_row(inputs.model, recipe),),
             converted=tuple(row for row in key.converted if row[0] == recipe.name),
             tools=tuple(tool for tool in key.tools if tool[0] in tools),
             # if no setting needs eager's results, the model is not run, and real inputs are not read

@@ -73,7 +73,7 @@ class KnownRecipes(Frozen):
 
 
 def known_recipes(inputs: BuildInputs, store: Store, export: ExportKey) -> KnownRecipes:
-    exports = recipe_exports(export, inputs.recipes, inputs.source)
+    exports = recipe_exports(export, inputs)
     found = {name: find_recipe(store, recipe_key(key.components())) for name, key in exports.items()}
     records = {name: record for name, record in found.items() if record is not None and is_usable(name, record)}
     return KnownRecipes(exports, records)

@@ -23,6 +23,7 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.export_key import recipe_exports
 from hatch_lower.pipeline.lower_model import make_recipes, start_build
+from hatch_lower.pipeline.model_build import BuildInputs
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import RealInputs
 
@@ -47,6 +48,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
 
 def narrowed(settings: Settings, *recipes: str) -> Settings:
     return replace(settings, models=tuple(replace(model, recipes=recipes) for model in settings.models))
+
+
+def inputs_of(source: CapturedModel, settings: Settings) -> BuildInputs:
+    return BuildInputs(settings, settings.models[0], source)
 
 
 def store_here(events: Events) -> Store:
@@ -108,7 +113,7 @@ def test_the_key_of_a_recipe_is_that_of_the_model_with_this_recipe_alone(plain: 
     real = {"embed": RealInputs("samples.safetensors", (InputCase("a sample", (torch.ones(3, 4),), {}, ("image",)),))}
     for check in (True, False):
         settings = settings_of(REFERENCE, replace(PORTABLE, verify=False), check=check)
-        exports = recipe_exports(key_of(plain, settings, real=real), settings.recipes, plain)
+        exports = recipe_exports(key_of(plain, settings, real=real), inputs_of(plain, settings))
         for recipe in settings.recipes:
             alone = settings_of(recipe, check=check)
             # real inputs are read where something is compared
@@ -121,7 +126,7 @@ def test_what_a_recipe_was_made_of_is_in_its_key(plain: CapturedModel) -> None:
         settings_of(replace(REFERENCE, verify=False), PORTABLE),
         settings_of(replace(REFERENCE, backends=(BackendChoice("null"),)), PORTABLE),
     ]
-    keys = [recipe_exports(key_of(plain, used), used.recipes, plain)["default"] for used in [BOTH, *changed]]
+    keys = [recipe_exports(key_of(plain, used), inputs_of(plain, used))["default"] for used in [BOTH, *changed]]
     assert len({recipe_key(key.components()) for key in keys}) == len(keys)
 
 
@@ -159,7 +164,7 @@ def test_a_program_that_is_not_the_one_of_the_record_is_verified(shop: Workshop,
 
 
 def replace_record(store: Store, key: str, source: CapturedModel, record: RecipeRecord) -> None:
-    export = recipe_exports(key_of(source, ONE), ONE.recipes, source)["default"].components()
+    export = recipe_exports(key_of(source, ONE), inputs_of(source, ONE))["default"].components()
     assert recipe_key(export) == key
     put_recipe(store, key, "net/default", export, record)
 
