@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from hatch_lower.cache.store import suspected
-from hatch_lower.config.settings import Recipe
+from hatch_lower.config.settings import Recipe, is_gated
 from hatch_lower.errors import LowerError, UnavailableError, VerificationError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.backend.registry import find_backend
@@ -18,13 +18,15 @@ from hatch_lower.format.record import VerifiedMethod, worst
 from hatch_lower.format.results import NOT_ASKED
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.check_data import Tensors, named_tensors
 from hatch_lower.pipeline.comparison import verify_method, wishes_for_real_inputs
+from hatch_lower.pipeline.eager import random_operators
 from hatch_lower.pipeline.emit.constants import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim_lines
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
 from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, Services, place_of
 from hatch_lower.pipeline.package import Packager
-from hatch_lower.pipeline.random_inputs import InputCase
+from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.recipes import device_of, wheel_requirements
 from hatch_lower.runtime.arrays import Arrays
@@ -105,9 +107,7 @@ def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe)
     given = inputs.examples_of(recipe)
     if services.fresh is None or given is None:
         return
-    examples = services.folder / (f"{recipe.name}-{EXAMPLES}" if recipe.name in inputs.converted else EXAMPLES)
-    if not examples.exists():
-        write_constants(examples, given[0])
+    examples = write_examples(inputs, services, lowered, given[0])
     with stage(services.reporter, "compare", source.name, recipe.name) as describe:
         packaged = Packaged(
             folder=packager.folder,
@@ -123,6 +123,35 @@ def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe)
         )
         asked = services.fresh.check(packaged, place_of(source.name, recipe))
         describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed the pipes")
+
+
+def write_examples(inputs: BuildInputs, services: Services, lowered: BuiltRecipe, found: Tensors) -> Path:
+    """Write the inputs and outputs of the fresh process's comparison; return the file.
+
+    `found` are eager's, in the precision of the recipe; a gated recipe, which may compute other numbers, is compared
+    with the outputs of the program in this process.
+    """
+    recipe = lowered.recipe
+    source, place = inputs.source_of(recipe), place_of(inputs.model.name, recipe)
+    if recipe.name not in inputs.converted:
+        path = services.folder / EXAMPLES
+        if not path.exists():
+            write_constants(path, found)
+        return path
+    if is_gated(inputs.model, recipe):
+        with process_restored():
+            plan, executor = load_program(services.packager, lowered, place, None)
+            found = {}
+            for method in source.methods:
+                if method.has_examples and not random_operators(method.program):
+                    call = on_device(executor.methods[method.name], executor.arrays)
+                    case = example_case(method)
+                    args, kwargs = case.copied()
+                    outputs = as_exported(call, plan.methods[method.name], method)(*args, **kwargs)
+                    found |= named_tensors(method, case, outputs)
+    path = services.folder / f"{recipe.name}-{EXAMPLES}"
+    write_constants(path, found)
+    return path
 
 
 def compare_interpreted(
@@ -163,6 +192,7 @@ def verify_here(
 ) -> Iterator[VerifiedMethod]:
     # `wishes`: report which real inputs are advisable; only for the first recipe, as the advice is the same for all
     source, recipe, reporter = inputs.source_of(lowered.recipe), lowered.recipe, services.reporter
+    gated = stand_ins is None and is_gated(inputs.model, recipe)
     loaded: tuple[Plan, Executor] | None = None
     missing: UncomparableError | None = None
     for method in source.methods:
@@ -187,6 +217,7 @@ def verify_here(
                     recipe=recipe.name,
                     tolerance=tolerance_in(recipe),
                     real=() if real is None else real.cases,
+                    gated=gated,
                 )
             except VerificationError as error:
                 raise MethodError(error, recipe.name, method.name) from error

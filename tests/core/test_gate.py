@@ -20,7 +20,11 @@ from hatch_lower.errors import EntryPointError, VerificationError
 from hatch_lower.format.manifest import MetricEntry
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import NOT_ASKED, metric_text
-from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.comparison import verify_method
+from hatch_lower.pipeline.export_key import recipe_row
+from hatch_lower.runtime.numbers import Tolerance
 
 pytestmark = pytest.mark.torch
 
@@ -230,3 +234,58 @@ def test_numbers_that_differ_in_late_digits_are_told_in_full() -> None:
     assert metric_text(29 / 30, 1.0) == "0.966667, eager 1"
     assert metric_text(0.1234567, 0.1234568) == "0.1234567, eager 0.1234568"
     assert metric_text(1 / 3, 1 / 3) == "0.333333, eager 0.333333"
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"sum": x * 2, "best": x.argmax(-1)}
+
+
+def compared(change: Callable[[dict[str, torch.Tensor]], object]) -> tuple[str, ...]:
+    """Compare eager with changed outputs of eager, as for a recipe of low precision with a metric; return the notes."""
+    source = capture_model("net", Model(Twice().eval(), {"forward": Method((torch.randn(3, 4),))}), Events())
+
+    def lowered(x: torch.Tensor) -> object:
+        return change(Twice()(x))
+
+    method, tolerance = source.methods[0], Tolerance()
+    return verify_method(source, method, lowered, bool, recipe="int8", tolerance=tolerance, gated=True).notes
+
+
+def test_numbers_of_a_gated_recipe_may_differ_and_the_build_says_by_how_much() -> None:
+    notes = compared(lambda given: {"sum": given["sum"] + 0.5, "best": 3 - given["best"]})
+    assert "`output['sum']` differs from eager by up to 0.5: the metric judges the recipe" in notes
+    (other,) = (note for note in notes if note.startswith("`output['best']`"))
+    assert other.endswith("of 3 values are different: the metric judges the recipe")
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda given: {**given, "sum": given["sum"].double()}, "dtype float32 in eager, float64 lowered"),
+        (lambda given: {**given, "sum": given["sum"][:2]}, r"shape \[3, 4\] in eager, \[2, 4\] lowered"),
+        (lambda given: {**given, "sum": given["sum"] * float("nan")}, "12 of 12 values are wrong"),
+        (lambda given: {**given, "sum": given["sum"] + float("inf")}, "largest absolute error inf"),
+        (lambda given: list(given.values()), "have another structure than eager's"),
+    ],
+)
+def test_a_gated_recipe_has_the_form_of_eagers_outputs(
+    change: Callable[[dict[str, torch.Tensor]], object], found: str
+) -> None:
+    with pytest.raises(VerificationError, match=found):
+        compared(change)
+
+
+def test_a_second_call_of_a_gated_recipe_leaves_the_first_outputs_unchanged() -> None:
+    kept = torch.zeros(3, 4)
+    with pytest.raises(VerificationError, match="after a second call"):
+        compared(lambda given: {**given, "sum": kept.copy_(given["sum"])})
+
+
+def test_the_metric_judges_a_gated_recipe_also_in_the_key_of_its_record() -> None:
+    low = replace(PORTABLE, precision="int8")
+    (model,) = gated(low).models
+    assert recipe_row(model, low)["gated"] is True
+    assert recipe_row(replace(model, metric=""), low)["gated"] is False
+    assert recipe_row(model, PORTABLE)["gated"] is False
+    assert recipe_row(model, low) == recipe_row(model, replace(low, max_drop=0.5)), "each build applies the limit"
