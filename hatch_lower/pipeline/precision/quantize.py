@@ -106,13 +106,20 @@ def xnnpack_quantizer(is_dynamic: bool, kept: Iterable[str]) -> object:
     """Return ExecuTorch's quantizer for XNNPACK: signed activations, signed weights with a scale per channel."""
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
 
-    class KeepingScalars(xnnpack.XNNPACKQuantizer):  # type: ignore[misc]
+    class LayersAlone(xnnpack.XNNPACKQuantizer):  # type: ignore[misc]
+        # norms are part of their convolutions by then; a quantized sum in a transformer ends ExecuTorch's process
+        SUPPORTED_PATTERNS = tuple(
+            pattern
+            for pattern in xnnpack.XNNPACKQuantizer.SUPPORTED_PATTERNS
+            if pattern.name.startswith(("conv", "linear")) and "_bn" not in pattern.name
+        )
+
         def transform_for_annotation(self, model: GraphModule) -> GraphModule:
             return model  # the quantizer would make the numbers added to integers floats
 
     paths = tuple(kept)
     config = xnnpack.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=is_dynamic)
-    quantizer = KeepingScalars().set_global(config)
+    quantizer = LayersAlone().set_global(config)
     # the quantizer also takes sums of integers, such as places in a table
     quantizer.set_filter_function(lambda node: is_float(node) and not is_in(node, paths))
     return quantizer
