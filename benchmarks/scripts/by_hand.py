@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--rebuild", action="store_true")
     parser.add_argument("--only-build", action="store_true")
     parser.add_argument("--verify", action="store_true", help="compare each packaged model with eager, as builds do")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     for name in given.models or MODELS:
         folder = given.folder.resolve() / given.engine / name
         if given.rebuild or not (folder / "site").exists():
