@@ -260,6 +260,10 @@ def computations(dtype: torch.dtype) -> Iterator[Call]:
     yield aten.scaled_dot_product_attention.default, (q, q, q, None, 0.0, True), {}
     yield aten.scaled_dot_product_attention.default, (q, k, v, None, 0.0, True), {}
     yield aten.scaled_dot_product_attention.default, (k, q, q, None, 0.0, True), {}
+    seen = torch.rand(2, 3, 5, 7) > 0.4
+    seen[:, :, 1] = False
+    for mask in (seen, seen[:, :1], seen[0], seen[0, 0], seen[:, :1, 2:3], seen[:1, :1, :, 2:3]):
+        yield aten.scaled_dot_product_attention.default, (q, k, v, mask), {}
 
 
 def quantizations() -> Iterator[Call]:

@@ -519,6 +519,88 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
     return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
 
+class Projected(nn.Module):
+    """Attention between projections, as in a transformer."""
+
+    def __init__(self, *, causal: bool = False, scale: float | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.given, self.result = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.options: dict[str, Any] = {"is_causal": causal, "scale": scale}
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        batch, length, _ = x.shape
+        parts = self.given(x).chunk(3, -1)
+        heads = [part.view(batch, length, 4, 8).transpose(1, 2) for part in parts]
+        seen = nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask, **self.options)
+        return self.result(seen.transpose(1, 2).reshape(batch, length, 32))
+
+
+def model_operators(lowered: LoweredProgram) -> list[str]:
+    (delegate,) = delegates(lowered)
+    return [node.op_type for node in onnx.load_from_string(delegate.processed_bytes).graph.node]
+
+
+SEEN = torch.rand(2, 4, 5, 5, generator=torch.Generator().manual_seed(0)) > 0.4
+SEEN[:, :, 0] = False
+PADDED = (torch.arange(5) < 3).expand(2, 1, 1, 5)
+
+
+@pytest.mark.parametrize(
+    "mask", [None, SEEN, SEEN[:, :1], SEEN[0], SEEN[0, :1], SEEN[0, 0], PADDED, PADDED[0, 0]], ids=lambda mask: ""
+)
+def test_attention_is_one_operator_without_copies_of_heads(tmp_path: Path, mask: Tensor | None) -> None:
+    call = (torch.randn(2, 5, 32), *(() if mask is None else (mask,)))
+    operators = model_operators(check(Projected(), tmp_path, call))
+    assert operators.count("Attention") == 1
+    single_heads = mask is not None and mask.ndim > 2 and mask.shape[-3] != 1  # whose rows are cleared head by head
+    assert ("Transpose" in operators) == single_heads
+
+
+def test_causal_and_scaled_attention_of_dynamic_sizes_is_eagers(tmp_path: Path) -> None:
+    sizes = {"x": {0: Dim("batch", min=1, max=9), 1: Dim("length", min=1, max=64)}}
+    calls = [(torch.randn(*shape, 32),) for shape in ((2, 5), (1, 1), (3, 1), (1, 33))]
+    lowered = check(Projected(causal=True, scale=0.3), tmp_path, *calls, dynamic=sizes)
+    assert "Attention" in model_operators(lowered)
+
+
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min])
+def test_a_mask_of_floats_is_decomposed(tmp_path: Path, lowest: float) -> None:
+    call = torch.randn(2, 5, 32), torch.where(SEEN, 0.0, lowest)
+    assert "Attention" not in model_operators(check(Projected(), tmp_path, call))
+
+
+def test_attention_of_tensors_that_may_be_empty_is_decomposed(tmp_path: Path) -> None:
+    calls = [(torch.randn(2, length, 32),) for length in (5, 3, 0)]
+    lowered = check(Projected(), tmp_path, *calls, dynamic={"x": {1: Dim("length", max=64)}})
+    assert "Attention" not in model_operators(lowered)
+
+
+def test_a_selection_after_attention_is_eagers(tmp_path: Path) -> None:
+    class Selected(Projected):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            heads = self.given(x)[..., :32].view(2, 5, 4, 8).transpose(1, 2)
+            seen = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+            by_column = torch.where(seen.new_ones(8).cumsum(0) > 3, seen, 0.0).transpose(1, 2)
+            other = nn.functional.scaled_dot_product_attention(heads, heads, heads, scale=0.1)
+            by_row = torch.where(mask, other, seen).transpose(1, 2)
+            return by_column.reshape(2, 5, 32) + by_row.reshape(2, 5, 32)
+
+    check(Selected(), tmp_path, (torch.randn(2, 5, 32), SEEN[:, :1, :, 1:2]))
+
+
+def test_attention_for_another_provider_is_decomposed() -> None:
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    operators = model_operators(lower(Projected(), torch.randn(2, 5, 32), SEEN, providers=providers))
+    assert "Attention" not in operators
+
+
+def test_hard_activations_are_fused_into_convolutions(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardswish(), nn.Conv2d(8, 8, 1), nn.Hardsigmoid())
+    operators = model_operators(check(module, tmp_path, (torch.randn(1, 3, 8, 8),)))
+    assert operators == ["Conv", "HardSwish", "Conv", "HardSigmoid"]
+
+
 def test_rows_that_are_masked_whole_are_eagers(tmp_path: Path) -> None:
     calls = [
         (torch.randn(rows, 2, 2, 4), torch.tensor([[True, False], [False, False]]).expand(rows, 1, 2, 2))

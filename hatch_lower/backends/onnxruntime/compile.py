@@ -18,7 +18,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-VERSION = "16"
+VERSION = "17"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 # providers with a kernel for ONNX Runtime's own product of transposed matrices
@@ -38,7 +38,7 @@ class OnnxruntimeBackend(BackendDetails):
         from hatch_lower.backends.onnxruntime.translate import translate
 
         names = [provider.name for provider in options.providers]
-        translated = translate(edge_program, fuses=FUSING.issuperset(names), multiplies=names == [CPU])
+        translated = translate(edge_program, fuses=FUSING.issuperset(names), on_cpu=names == [CPU])
         return PreprocessResult(
             processed_bytes=translated.model,
             debug_handle_map=dict(translated.handles),

@@ -18,6 +18,7 @@ from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.onnxruntime import support
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, OnnxruntimeOptions, providers_json
+from hatch_lower.backends.onnxruntime.providers import CPU_ALONE
 from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
@@ -40,6 +41,7 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
         facts = {"providers": providers_json(options), "threads": options.threads, "exclude": options.exclude}
         super().__init__(BACKEND_ID, options.to_specs(), {**facts, "finite-only": options.finite})
         self._exclude, self._finite = frozenset(options.exclude), options.finite
+        self._on_cpu = options.providers == CPU_ALONE
         self._tried: dict[Hashable, str] = {}  # the answer for each kind of call
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
@@ -68,7 +70,7 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
         return reason_of
 
     def _why_not(self, node: Node, ranges: Ranges) -> str:
-        return support.why_not_onnxruntime(node, self._exclude, finite=self._finite, ranges=ranges)
+        return support.why_not_onnxruntime(node, self._exclude, finite=self._finite, ranges=ranges, on_cpu=self._on_cpu)
 
     def _why_not_tried(self, node: Node) -> str:
         key = call_signature(node)
@@ -119,7 +121,7 @@ def try_call(node: Node) -> str:
 
 def call_model(graph: Graph) -> bytes:
     """Return the model of a graph of a single call `n`, without optimization."""
-    model, values = translate_graph(GraphModule({}, graph))
+    model, values = translate_graph(GraphModule({}, graph), {})
     allow_zero_sizes(model.graph)
     model.graph.inputs.extend(values[node.name] for node in graph.find_nodes(op="placeholder"))
     results = [value for value in tree_leaves(values["n"]) if isinstance(value, ir.Value)]

@@ -27,6 +27,7 @@ from hatch_lower.backends.engine_partitioner import (
     why_not_tensors,
 )
 from hatch_lower.backends.interpolation import NEAREST, why_not_interpolation, why_not_places
+from hatch_lower.backends.onnxruntime.attention import is_attended
 from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -48,7 +49,9 @@ def is_size(node: Node) -> bool:
     return known and isinstance(value, torch.SymInt) and not free_unbacked_symbols(value)
 
 
-def why_not_onnxruntime(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges) -> str:
+def why_not_onnxruntime(
+    node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges, on_cpu: bool = True
+) -> str:
     op = torch_operator(node.target)
     if reason := why_not_target(node, exclude):
         return reason
@@ -73,6 +76,8 @@ def why_not_onnxruntime(node: Node, exclude: frozenset[str], *, finite: bool, ra
     reason = why_not_values(node) or why_not_arguments(op, node.args, node.kwargs)
     reason = reason or why_not_interpolation(node, ranges, doubles=True) or why_not_places(node, corners=True)
     reason = reason or why_not_dtypes(op, node, known) or why_not_limits(node)
+    if not reason and named_arguments(node).get("attn_mask") is not None and not (on_cpu and is_attended(node, ranges)):
+        return "masked attention is taken whole on the CPU only, as float32, of tensors that always have elements"
     if not reason and not finite and differs_for_nan(node):
         return f"ONNX Runtime's `{op}` gives other results than eager for NaN or infinity, and `finite-only` is false"
     return reason
@@ -217,9 +222,11 @@ def limit_range(given: Mapping[str, object]) -> str:
 
 
 def limit_attention(given: Mapping[str, object]) -> str:
-    # A mask may mask whole rows: eager gives 0 for such rows, the translation does not.
-    if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
-        return "attention with a mask, dropout or grouped queries is not taken whole"
+    # A mask of floats may mask whole rows: eager gives 0 for such rows, the exporter's translation does not.
+    mask: Any = given["attn_mask"]
+    mask = getattr(mask, "meta", {}).get("val", mask)
+    if (mask is not None and mask.dtype != torch.bool) or given["dropout_p"] or given["enable_gqa"]:
+        return "attention with a mask of floats, dropout or grouped queries is not taken whole"
     return ""
 
 
@@ -310,6 +317,8 @@ FIRST_ONLY = (torch.ops.aten._native_batch_norm_legit_no_training.default, torch
 
 # composites that ONNX Runtime fuses best if they come whole
 KEPT = (
+    torch.ops.aten.hardsigmoid.default,
+    torch.ops.aten.hardswish.default,
     torch.ops.aten.linear.default,
     torch.ops.aten.layer_norm.default,
     torch.ops.aten.scaled_dot_product_attention.default,

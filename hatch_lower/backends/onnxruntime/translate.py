@@ -23,12 +23,14 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from hatch_lower.backends.instructions import instruction_handles
+from hatch_lower.backends.onnxruntime.attention import ATTENTION_OPSET, attend, choose_attention, join_heads
 from hatch_lower.backends.onnxruntime.integers import multiply_integers, value_rank
 from hatch_lower.backends.onnxruntime.model_file import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, convert_behind_numbers, count_dimensions
 from hatch_lower.backends.onnxruntime.quantized import QUANTIZED
 from hatch_lower.backends.onnxruntime.translations import NEAREST_TRANSLATIONS, TRANSLATIONS
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.graph.nodes import Ranges
 from hatch_lower.runtime.torch_private import onnx
 
 OPSET = 20  # the newest for which torch's exporter is tested by default
@@ -51,10 +53,16 @@ class Translated:
     handles: Mapping[int | str, tuple[int, ...]]
 
 
-def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Translated:
-    """Return a partition's model for an engine with ONNX Runtime's fused product (`fuses`) or an integer product."""
+def translate(program: ExportedProgram, *, fuses: bool, on_cpu: bool) -> Translated:
+    """Return a partition's model.
+
+    Args:
+        fuses: the providers have kernels for ONNX Runtime's fused product.
+        on_cpu: the CPU's provider is the only provider, with kernels for products of integers and for attention.
+    """
     copied = OnnxCopy(program)
-    model, values = translate_graph(GraphModule({}, copied.graph))
+    ranges = program.range_constraints if on_cpu else None
+    model, values = translate_graph(GraphModule({}, copied.graph), ranges)
     graph = model.graph
     constants = {f"w{position}": values[name] for position, name in enumerate(copied.constants)}
     inputs = {f"x{position}": values[f"x{position}"] for position in copied.passed}
@@ -64,7 +72,9 @@ def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Tra
     with exporter_silenced():
         optimize(model)
     allow_zero_sizes(graph)
-    if multiplies:
+    join_heads(graph)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    if on_cpu:
         multiply_integers(graph, constants.values())
     join_transposes(model, set(map(id, constants.values())), fuses=fuses)
     common.RemoveUnusedNodesPass()(model)
@@ -84,8 +94,12 @@ def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Tra
     )
 
 
-def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
-    """Return a model of a graph's operations, without inputs and outputs, and values by node; the graph is changed."""
+def translate_graph(module: GraphModule, ranges: Ranges | None) -> tuple[ir.Model, dict[str, Any]]:
+    """Return a model of a graph's operations, without inputs and outputs, and values by node; the graph is changed.
+
+    Args:
+        ranges: the ranges of symbolic sizes, if the model may have ONNX's own operator for attention.
+    """
     model = ir.Model(ir.Graph([], [], nodes=[], name="partition"), ir_version=IR_VERSION)
     count_dimensions(module.graph)
     convert_behind_numbers(module.graph)
@@ -93,6 +107,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
         # results of parameters would require a gradient, which some operators refuse
         with exporter_silenced(), torch.no_grad():
             onnx.promote_types(module)
+            newer = ranges is not None and choose_attention(module.graph, ranges)
             values = onnx.translate_fx_graph(module, model, registry())
     except Exception as error:
         cause: BaseException = error
@@ -111,10 +126,11 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
     model.graph.inputs.clear()
     model.graph.outputs.clear()
     model.opset_imports.clear()
-    model.opset_imports[""] = OPSET
+    opset = ATTENTION_OPSET if newer else OPSET
+    model.opset_imports[""] = opset
     for function in model.functions.values():
         # Written for 18. Operators whose meaning has changed since (DFT, GridSample) are not taken.
-        function.opset_imports[""] = OPSET
+        function.opset_imports[""] = opset
         model.opset_imports.setdefault(function.domain, 1)
     return model, values
 
@@ -123,7 +139,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
 def registry() -> Any:
     with exporter_silenced():
         translations = onnx.translations(OPSET)
-        for target, function in {**TRANSLATIONS, **NEAREST_TRANSLATIONS, **QUANTIZED}.items():
+        for target, function in {**TRANSLATIONS, **NEAREST_TRANSLATIONS, **QUANTIZED, attend: attend}.items():
             translations.register_op(target, function)
         return translations
 
@@ -186,11 +202,12 @@ def optimize(model: ir.Model) -> None:
     for node in unseen:
         node.domain = HIDDEN
     model.opset_imports[HIDDEN] = 1
+    opset = model.opset_imports[""]
     optimizer.optimize_ir(model, output_size_limit=LITERAL_LIMIT)
     for node in unseen:
         node.domain = ""
     model.opset_imports.pop(HIDDEN, None)
-    model.opset_imports.setdefault("", OPSET)
+    model.opset_imports.setdefault("", opset)
     for value, tensor in hidden.values():
         graph.inputs.remove(value)
         value.const_value = tensor
