@@ -39,7 +39,15 @@ from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from hatch_lower.backends.onnxruntime.partitioner import call_model, make_session
-from hatch_lower.backends.onnxruntime.support import DTYPES, FIRST_ONLY, KEPT, LIMITS, OPERATORS, combination_of
+from hatch_lower.backends.onnxruntime.support import (
+    DTYPES,
+    FIRST_ONLY,
+    KEPT,
+    LIMITS,
+    OPERATORS,
+    RECURRENT,
+    combination_of,
+)
 from hatch_lower.backends.onnxruntime.translate import registry
 from hatch_lower.errors import BackendError
 
@@ -237,6 +245,9 @@ class Findings:
                 self.odd[key] = why
             if key not in self.fitting:
                 self.fitting.add(key)
+                if op in RECURRENT:
+                    self.empty[key] = "ONNX Runtime ends the process"
+                    return
                 for empty in calls_without_elements(op, args, kwargs):
                     self.add_call(*empty)
 

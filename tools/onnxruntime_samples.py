@@ -144,6 +144,8 @@ def own_calls() -> Iterator[Call]:
     for dtype in (torch.uint8, torch.float16, torch.float32):
         yield from interpolations(dtype)
     yield from quantizations()
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        yield from recurrences(dtype)
 
 
 def selections(dtype: torch.dtype) -> Iterator[Call]:
@@ -264,6 +266,23 @@ def computations(dtype: torch.dtype) -> Iterator[Call]:
     seen[:, :, 1] = False
     for mask in (seen, seen[:, :1], seen[0], seen[0, 0], seen[:, :1, 2:3], seen[:1, :1, :, 2:3]):
         yield aten.scaled_dot_product_attention.default, (q, k, v, mask), {}
+
+
+def recurrences(dtype: torch.dtype) -> Iterator[Call]:
+    """Yield calls of recurrent networks: of one and two layers and directions, with and without biases."""
+    aten = torch.ops.aten
+    for op, gates in ((aten.lstm.input, 4), (aten.gru.input, 3), (aten.rnn_tanh.input, 1), (aten.rnn_relu.input, 1)):
+        for layers, both, biased, first in ((1, False, True, False), (2, True, True, True), (2, False, False, True)):
+            directions, rows = 1 + both, []
+            for layer in range(layers):
+                width = 5 * directions if layer else 3
+                shapes = [(gates * 5, width), (gates * 5, 5), *([(gates * 5,)] * (2 * biased))]
+                rows += shapes * directions
+            params = [torch.randn(shape).to(dtype) / 2 for shape in rows]
+            state = [torch.randn(layers * directions, 2, 5).to(dtype) for _ in range(2)]
+            given = torch.randn((2, 7, 3) if first else (7, 2, 3)).to(dtype)
+            begin = state if op is aten.lstm.input else state[0]
+            yield op, (given, begin, params, biased, layers, 0.0, False, both, first), {}
 
 
 def quantizations() -> Iterator[Call]:

@@ -538,6 +538,10 @@ class Projected(nn.Module):
 
 def model_operators(lowered: LoweredProgram) -> list[str]:
     (delegate,) = delegates(lowered)
+    return operators_in(delegate)
+
+
+def operators_in(delegate: Any) -> list[str]:
     return [node.op_type for node in onnx.load_from_string(delegate.processed_bytes).graph.node]
 
 
@@ -593,6 +597,65 @@ def test_attention_for_another_provider_is_decomposed() -> None:
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     operators = model_operators(lower(Projected(), torch.randn(2, 5, 32), SEEN, providers=providers))
     assert "Attention" not in operators
+
+
+# torch's module keeps its weights in a list, too
+recurrent = pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning", "ignore:LSTM with proj:UserWarning")
+RECURRENT_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    {"num_layers": 2, "bias": False, "dropout": 0.5},
+]
+
+
+@recurrent
+@pytest.mark.parametrize("options", RECURRENT_OPTIONS, ids=["plain", "both", "deep"])
+@pytest.mark.parametrize(
+    "kind", [nn.LSTM, nn.GRU, nn.RNN, lambda *sizes, **given: nn.RNN(*sizes, nonlinearity="relu", **given)]
+)
+def test_a_recurrent_network_is_an_operator_for_each_layer(
+    tmp_path: Path, kind: Callable[..., nn.Module], options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    batch_dim = 0 if options.get("batch_first") else 1
+    calls = []
+    for batch in (2, 1, 5):
+        shape = [40, 40, 3]
+        shape[batch_dim] = batch
+        calls.append((torch.randn(shape),))
+    dynamic = {"input": {batch_dim: Dim("batch", min=1, max=9)}}
+    lowered = check(kind(3, 8, **options), tmp_path, *calls, dynamic=dynamic)
+    operators = model_operators(lowered)
+    assert sum(operators.count(name) for name in ("LSTM", "GRU", "RNN")) == options.get("num_layers", 1)
+    assert len(operators) < 80  # for 40 steps
+
+
+@recurrent
+def test_a_recurrent_network_takes_states(tmp_path: Path) -> None:
+    state = torch.randn(1, 2, 8)
+    call = torch.randn(5, 2, 3), (state, state + 1)
+    assert "LSTM" in model_operators(check(nn.LSTM(3, 8), tmp_path, call))
+
+
+@recurrent
+@pytest.mark.parametrize(
+    ("module", "size"),
+    [(nn.LSTM(3, 8, proj_size=4), 3), (nn.GRU(3, 8).double(), 3)],
+    ids=["projections", "doubles"],
+)
+def test_another_recurrent_network_is_decomposed(tmp_path: Path, module: nn.Module, size: int) -> None:
+    dtype = next(module.parameters()).dtype
+    lowered = check(module, tmp_path, (torch.randn(4, 2, size, dtype=dtype),))
+    assert not {"LSTM", "GRU", "RNN"} & set(model_operators(lowered))
+
+
+@recurrent
+def test_a_recurrent_network_of_a_batch_that_may_be_empty_is_decomposed(tmp_path: Path) -> None:
+    # ONNX Runtime would end the process
+    dynamic = {"input": {1: Dim("batch", max=9)}}
+    calls = [(torch.randn(4, batch, 3),) for batch in (2, 5)]
+    lowered = check(nn.GRU(3, 8), tmp_path, *calls, dynamic=dynamic)
+    assert "GRU" not in {node for delegate in delegates(lowered) for node in operators_in(delegate)}
 
 
 def test_hard_activations_are_fused_into_convolutions(tmp_path: Path) -> None:

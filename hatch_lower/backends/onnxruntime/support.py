@@ -290,6 +290,24 @@ def limit_zero_point(given: Mapping[str, Any]) -> str:
     return ""
 
 
+def limit_recurrent(given: Mapping[str, Any]) -> str:
+    directions = given["num_layers"] * (1 + given["bidirectional"])
+    if len(given["params"]) != directions * (4 if given["has_biases"] else 2):
+        return "an LSTM with projections is not taken whole"
+    value = getattr(given["input"], "meta", {}).get("val", given["input"])
+    if value.dtype != torch.float32:  # halves round each step in eager
+        return "a recurrent network is taken whole in float32 only"
+    return "dropout is not taken" if given["train"] and given["dropout"] else ""
+
+
+# ONNX Runtime ends the process for a `GRU` without elements
+RECURRENT = (
+    torch.ops.aten.gru.input,
+    torch.ops.aten.lstm.input,
+    torch.ops.aten.rnn_relu.input,
+    torch.ops.aten.rnn_tanh.input,
+)
+
 LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
     torch.ops.aten.addbmm.default: limit_zero_factor,
     torch.ops.aten.addmm.default: limit_product,
@@ -310,6 +328,7 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
     torch.ops.aten.scatter_add.default: limit_scatter,
     quantized_decomposed.dequantize_per_tensor.default: limit_zero_point,
     quantized_decomposed.quantize_per_tensor.default: limit_zero_point,
+    **dict.fromkeys(RECURRENT, limit_recurrent),
 }
 
 # results beside the first, which inference never uses, are something else in a model
@@ -323,4 +342,5 @@ KEPT = (
     torch.ops.aten.layer_norm.default,
     torch.ops.aten.scaled_dot_product_attention.default,
     *NEAREST,
+    *RECURRENT,
 )

@@ -28,6 +28,7 @@ from hatch_lower.backends.onnxruntime.integers import multiply_integers, value_r
 from hatch_lower.backends.onnxruntime.model_file import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, convert_behind_numbers, count_dimensions
 from hatch_lower.backends.onnxruntime.quantized import QUANTIZED
+from hatch_lower.backends.onnxruntime.recurrent import RECURRENT
 from hatch_lower.backends.onnxruntime.translations import NEAREST_TRANSLATIONS, TRANSLATIONS
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.nodes import Ranges
@@ -139,7 +140,8 @@ def translate_graph(module: GraphModule, ranges: Ranges | None) -> tuple[ir.Mode
 def registry() -> Any:
     with exporter_silenced():
         translations = onnx.translations(OPSET)
-        for target, function in {**TRANSLATIONS, **NEAREST_TRANSLATIONS, **QUANTIZED, attend: attend}.items():
+        own = {**TRANSLATIONS, **NEAREST_TRANSLATIONS, **QUANTIZED, **RECURRENT, attend: attend}
+        for target, function in own.items():
             translations.register_op(target, function)
         return translations
 
