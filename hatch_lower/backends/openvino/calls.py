@@ -18,6 +18,7 @@ from torch.fx import Node
 from hatch_lower.backends.engine_partitioner import ZERO_FACTOR, why_not_dimension
 from hatch_lower.backends.interpolation import why_not_interpolation
 from hatch_lower.backends.openvino import claims
+from hatch_lower.backends.openvino.recurrent import CELLS, why_not_recurrent
 from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, producer_of
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -197,6 +198,8 @@ def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
 
 
 def why_not_operands(name: str, node: Node) -> str:
+    if name in CELLS:
+        return why_not_recurrent(node)
     if name in claims.TABLES:
         return why_not_lookup(name, node)
     if name == claims.MULTIPLY_INTEGERS:

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.backends.interpolation import NEAREST
+from hatch_lower.backends.openvino.recurrent import CELLS
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
@@ -114,6 +115,8 @@ CLAIMS: Mapping[str, Claim] = {
         """,
         Claim(STORED, moves=True),
     ),
+    # OpenVINO arranges a recurrent network's weights when it loads a model
+    **dict.fromkeys(CELLS, Claim(FLOATING, constants=("params",))),
     QUANTIZE: Claim(FLOATING | QUANTIZED),
     DEQUANTIZE: Claim(FLOATING | QUANTIZED),
     # zero points count steps of a table of 256
@@ -170,10 +173,17 @@ WEIGHTS: Mapping[str, str] = {
 }
 
 CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
+RECURRENT: tuple[OpOverload, ...] = (
+    torch.ops.aten.gru.input,
+    torch.ops.aten.lstm.input,
+    torch.ops.aten.rnn_relu.input,
+    torch.ops.aten.rnn_tanh.input,
+)
 # composites with kernels of their own
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,
     torch.ops.aten.linear.default,
+    *RECURRENT,
     *NEAREST,
 )
 

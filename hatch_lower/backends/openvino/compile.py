@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from operator import getitem
 from typing import ClassVar
@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
-from hatch_lower.backends.openvino.claims import DEQUANTIZE_CHANNELS, KEPT_OPERATORS, NAN_LOSING
+from hatch_lower.backends.openvino.claims import DEQUANTIZE_CHANNELS, KEPT_OPERATORS, NAN_LOSING, RECURRENT
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import REQUIREMENT, import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, OpenvinoOptions, parse_options
@@ -30,7 +30,7 @@ from hatch_lower.exir.graph.nodes import Ranges
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.surgery import graph_modules
 
-VERSION = "9"
+VERSION = "10"
 ALIGNMENT = 64  # of literals, in bytes
 
 
@@ -116,10 +116,15 @@ class OpenvinoPartitioner(EnginePartitioner[Reasons]):
         return "it only moves values, and its neighbours are not taken"
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
-        return list(KEPT_OPERATORS), lambda node: self._keeps(node, ep.range_constraints)
+        # names: a node may belong to a copy in which other operations are decomposed
+        constants = {node.name for node in unchanged_constants(ep)}
+        return list(KEPT_OPERATORS), lambda node: self._keeps(node, ep.range_constraints, constants)
 
-    def _keeps(self, node: Node, ranges: Ranges) -> bool:
-        weight = named_arguments(node).get("weight")
+    def _keeps(self, node: Node, ranges: Ranges, constants: Collection[str]) -> bool:
+        given = named_arguments(node)
+        if node.target in RECURRENT and not all(weight.name in constants for weight in given["params"]):
+            return False  # parametrized weights, for instance
+        weight = given.get("weight")
         if isinstance(weight, Node) and operator_name(weight.target) == DEQUANTIZE_CHANNELS:
             weight = weight.args[0]
         if isinstance(weight, Node) and weight.op == "call_function" and is_square(weight, "aten.linear.default"):

@@ -25,9 +25,10 @@ PRODUCTS = frozenset(claims.overloads("addmm bmm linear mm"))
 class Direct:
     """A call in a prepared graph that writes its own OpenVINO operators; the frontend finds the call by its name."""
 
-    def __init__(self, name: str, write: Callable[..., Value]) -> None:
+    def __init__(self, name: str, write: Callable[..., Value], operation: str = "") -> None:
         self.__name__ = name
         self._write = write
+        self._operation = operation or name  # layers are named after it
 
     def __str__(self) -> str:
         return self.__name__
@@ -46,8 +47,8 @@ class Direct:
             if node.get_friendly_name() not in known:
                 known.add(node.get_friendly_name())
                 pending += [value.get_node() for value in node.input_values()]
-                node.set_friendly_name(f"{self}/{node.get_type_name()}")
-        return result.outputs()
+                node.set_friendly_name(f"{self._operation}/{node.get_type_name()}")
+        return result.outputs()[:1]
 
 
 def write_copy(opset: Opset, value: Value) -> Value:

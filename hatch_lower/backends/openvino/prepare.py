@@ -18,6 +18,14 @@ from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.openvino import claims
 from hatch_lower.backends.openvino.direct import WRITTEN, Direct, is_call, write_copy, write_part
+from hatch_lower.backends.openvino.recurrent import (
+    CELLS,
+    states_of,
+    weights_of,
+    write_last_state,
+    write_layer,
+    write_recurrent_output,
+)
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.graph.nodes import producer_of
 from hatch_lower.exir.graph.operators import operator_name, torch_operator
@@ -54,6 +62,8 @@ class OpenvinoCopy(PartitionCopy):
         self.shapes: list[tuple[int, ...]] = []
         # the nodes whose values the engine returns, with their positions
         self.returned: dict[Node, int] = {}
+        # of a recurrent network: the copies of its layers
+        self.layers: dict[Node, list[Node]] = {}
         # positions of the inputs that are indices, each with the least and the size that they must be less than
         self.indices: set[tuple[int, int, int]] = set()
         for node, position in self.inputs.items():
@@ -88,6 +98,8 @@ class OpenvinoCopy(PartitionCopy):
         target = torch_operator(node.target)
         rounds = self.quantizes and operator_name(target) in claims.ROUNDING
         used = claims.lookup(node)
+        if operator_name(target) in CELLS:
+            return self._write_recurrent(node, index)
         if used is not None:
             self._note_indices(used, operator_name(target) in COUNTING_BACK)
         if target is aten.index.Tensor and used is not None:
@@ -98,6 +110,8 @@ class OpenvinoCopy(PartitionCopy):
             args = tuple(self.values[tensor] for tensor in tensors)
         elif target is getitem and operator_name(producer_of(node).target) == claims.CHOOSE:
             target, args = Direct(f"n{index}", partial(write_part, args[1])), args[:1]
+        elif target is getitem and producer_of(node) in self.layers:
+            target, args = self._recurrent_result(producer_of(node), args[1], f"n{index}")
         elif target in MIRRORED:
             target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
         elif target in COMPOSITES:
@@ -111,6 +125,25 @@ class OpenvinoCopy(PartitionCopy):
         if target in WITH_INDICES and isinstance(node.meta["val"], torch.Tensor):
             copied = self._call(getitem, copied, 0)
         return self._clear_masked_rows(node, copied) if target is aten.scaled_dot_product_attention.default else copied
+
+    def _write_recurrent(self, node: Node, index: int) -> Node:
+        given = complete_arguments(node)
+        value = self.values[given["input"]]
+        states = [self.values[state] for state in states_of(given)]
+        layers = self.layers[node] = []
+        for layer in range(given["num_layers"]):
+            name = f"n{index}" if layer == given["num_layers"] - 1 else f"n{index}l{layer}"
+            weights = [self.values[weight] for weight in weights_of(given, layer)]
+            written = Direct(name, partial(write_layer, node, layer), f"n{index}")
+            value = self.graph.create_node("call_function", written, (value, *states, *weights), name=name)
+            layers.append(value)
+        return layers[-1]
+
+    def _recurrent_result(self, network: Node, place: Any, name: str) -> tuple[Direct, tuple[Node, ...]]:
+        layers = self.layers[network]
+        if place == 0:
+            return Direct(name, partial(write_recurrent_output, network)), (layers[-1],)
+        return Direct(name, partial(write_last_state, place)), tuple(layers)
 
     def _note_indices(self, used: claims.Lookup, counts_back: bool) -> None:
         source = claims.index_source(used.indices)
