@@ -50,6 +50,7 @@ from hatch_lower.pipeline.parameters import (
 from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private import tensors as trees
 from hatch_lower.runtime.torch_private.programs import holds_tensors, is_users_fault, remember_lines
+from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
 
 NOISE = re.compile(
     r"(For more information, run with TORCH_LOGS=\S+|For more information about this error, see: \S+"
@@ -145,7 +146,7 @@ def capture_method(
     changes: dict[tuple[int, str], AttributeChange] = {}
     try:
         try:
-            with torch.no_grad(), noted_changes(changes):
+            with torch.no_grad(), noted_changes(changes), recurrent_shapes():
                 program = export()
         except RuntimeError:
             gradients = needs_gradients(module, name, declared)

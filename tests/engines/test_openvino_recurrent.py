@@ -18,6 +18,7 @@ from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_submodules
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
+from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
 
 if find_spec("openvino") is None:
     pytest.skip("OpenVINO is not installed", allow_module_level=True)
@@ -107,6 +108,18 @@ def test_a_network_is_an_operation_for_each_layer(
     assert len(layers_of(lowered)) == options.get("num_layers", 1)
     model = load(save_program(lowered, tmp_path / "program"))
     assert all(equals_eager(model, module, numbers(batch)) for batch in (3, 1, 64))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_the_number_of_steps_may_be_dynamic(kind: type[nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    made: Any = kind
+    module, x = Network(made(6, 16, 2, bidirectional=True)), torch.randn(5, 2, 6)
+    with recurrent_shapes():  # as in a build
+        lowered = lower(module, x, shapes=({0: Dim("steps", min=1, max=99)},))
+    assert len(layers_of(lowered)) == 2
+    model = load(save_program(lowered, tmp_path / "program"))
+    assert all(equals_eager(model, module, torch.randn(steps, 2, 6)) for steps in (1, 99, 5, 1))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

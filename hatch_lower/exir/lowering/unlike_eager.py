@@ -6,6 +6,8 @@ places between elements that an interpolation reads.
 - Corners that stay in place (`align_corners`): where the size of a result is symbolic, the decomposition divides by the
   size less 1, as if no size was 1.
 - Places between elements (`rounds_places`): decompositions round differently, visibly in large images.
+- Recurrent networks over a dynamic number of steps: the decomposition has operations for each step, and would fix the
+  number.
 - Images of bytes: torch's decomposition rounds cubic coefficients differently.
 
 Eager computes a place by a fused operation in float32, `scale * (step + 0.5) - 0.5`, rounded once. Torch's
@@ -26,6 +28,7 @@ from torch.fx import Node
 from hatch_lower.exir.graph.operators import named_arguments
 from hatch_lower.exir.lowering.convert import Wanted
 from hatch_lower.runtime.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.recurrent import OPERATORS
 from hatch_lower.runtime.torch_private.symbols import bound_sympy, bounds_of
 
 # Elements of an axis up to which roundings stayed within the tolerance, for millions of numbers of a standard normal
@@ -102,7 +105,13 @@ def is_cubic_unlike_eager(node: Node) -> bool:
     return node.meta["val"].dtype is torch.uint8 or is_between_other_places(node)
 
 
+def has_dynamic_steps(node: Node) -> bool:
+    given = named_arguments(node)
+    return not isinstance(given["input"].meta["val"].shape[1 if given["batch_first"] else 0], int)
+
+
 UNLIKE_EAGER: Mapping[OpOverload, Wanted] = {
+    **dict.fromkeys(OPERATORS, has_dynamic_steps),
     aten.upsample_nearest1d.vec: is_of_doubles,
     aten.upsample_nearest3d.vec: is_of_doubles,
     aten._upsample_nearest_exact1d.vec: lambda node: True,

@@ -35,6 +35,7 @@ from torchgen.model import SchemaKind as SchemaKind
 
 from hatch_lower.runtime.torch_private.older import linalg_checks_kept, register_anchor
 from hatch_lower.runtime.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
 from hatch_lower.runtime.torch_private.unimported import find_part
 
 InterpretingPass = _ExportPassBaseDeprecatedDoNotUse
@@ -89,7 +90,7 @@ def remember_lines(function: Callable[..., Any]) -> None:
 
 def decompose_program(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
     """Decompose a program by a table, as `run_decompositions`, with the checks of linear algebra."""
-    with linalg_checks_kept():
+    with linalg_checks_kept(), recurrent_shapes():
         decomposed: ExportedProgram = program.run_decompositions(dict(table))
     return decomposed
 

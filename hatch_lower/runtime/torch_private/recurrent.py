@@ -1,0 +1,61 @@
+"""Results of recurrent networks of fake tensors, without a trace of each step.
+
+Torch computes the sizes of such a result by thousands of operations on fake tensors, which takes seconds for some
+hundred steps and fixes the number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+OPERATORS: Sequence[OpOverload[..., Any]] = (
+    torch.ops.aten.gru.input,
+    torch.ops.aten.lstm.input,
+    torch.ops.aten.rnn_relu.input,
+    torch.ops.aten.rnn_tanh.input,
+)
+
+# dispatch keys with kernels in Python that call the operations of each step
+KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+
+@contextmanager
+def recurrent_shapes() -> Iterator[None]:
+    """Let recurrent networks of fake tensors compute sizes alone, where no trace records the operations."""
+    table: dict[Any, Callable[..., Any]] = decomposition_table
+    kernels = {op: dict(op.py_kernels) for op in OPERATORS}
+    decompositions = {op: table[op] for op in OPERATORS if op in table}
+    for op, before in kernels.items():
+        own = {key: kernel for key, kernel in before.items() if key in KEYS}
+        op.py_kernels.update({key: partial(shaped, kernel) for key, kernel in own.items()})
+        op._dispatch_cache.clear()
+    table.update({op: partial(shaped, each) for op, each in decompositions.items()})
+    try:
+        yield
+    finally:
+        table.update(decompositions)
+        for op, before in kernels.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(before)
+            op._dispatch_cache.clear()
+
+
+def shaped(decomposition: Callable[..., Any], given: torch.Tensor, state: Any, *rest: Any) -> Any:
+    """Return results of the right sizes for fake tensors, and else a decomposition's results."""
+    if type(given) is not FakeTensor or get_proxy_mode() is not None:
+        return decomposition(given, state, *rest)
+    states = [state] if isinstance(state, torch.Tensor) else list(state)
+    bidirectional, batch_first = rest[-2:]
+    batch, steps = given.shape[:2] if batch_first else (given.shape[1], given.shape[0])
+    numbers = given.new_empty(steps, batch, states[0].shape[2] * (2 if bidirectional else 1))
+    return numbers.transpose(0, 1) if batch_first else numbers, *(each.new_empty(each.shape) for each in states)
