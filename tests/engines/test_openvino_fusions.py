@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from hatch_lower import load
+from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
@@ -20,6 +21,7 @@ if find_spec("openvino") is None:
 
 from hatch_lower.backends.openvino.compile import OpenvinoBackend
 from hatch_lower.backends.openvino.library import engine, import_openvino
+from hatch_lower.backends.openvino.prepare import joined_heads
 from hatch_lower.backends.openvino.run import keep_numbers
 
 pytestmark = [
@@ -72,6 +74,70 @@ def test_what_is_fused_gives_eagers_numbers(kind: type[nn.Module], tmp_path: Pat
         torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-5)
 
 
+class Norms(nn.Module):
+    """Norms of rows by their root mean square, with a weight of several numbers behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.rand(8) + 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return normed * self.weight, (x - x.mean(-1, keepdim=True)) * self.weight, (x + x.amax(1, keepdim=True)) / 1.5
+
+
+def test_a_computed_operand_ends_a_reductions_kernel(tmp_path: Path) -> None:
+    module, x = Norms().eval(), torch.randn(2, 6, 8)
+    lowered = to_edge_transform_and_lower(
+        torch.export.export(module, (x,)), partitioner=[OpenvinoBackend.partitioner({})]
+    ).to_executorch()
+    model = load(save_program(lowered, tmp_path / "saved"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), module(x), rtol=1e-5, atol=1e-6)
+
+
+class Heads(nn.Module):
+    """Attention over keys that a mask names, with the heads joined behind."""
+
+    def __init__(self, identity: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.identity, self.out = identity, nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        seen = F.scaled_dot_product_attention(x, x + 1, x - 1, mask)
+        if self.identity:
+            seen = seen.view(seen.shape)
+        joined = seen.transpose(1, 2).reshape(x.shape[0], x.shape[2], 16)
+        result: Tensor = self.out(joined)
+        return result
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (2, 1, 5, 5), (2, 4, 5, 5), (2, 1, 1, 5)])
+def test_a_row_that_sees_no_key_is_0_where_heads_are_joined(shape: tuple[int, ...], tmp_path: Path) -> None:
+    module, x = Heads(len(shape) == 4).eval(), torch.randn(2, 4, 5, 4)
+    mask = torch.rand(shape) > 0.4
+    mask[..., 0, :] = False
+    lowered = to_edge_transform_and_lower(
+        torch.export.export(module, (x, mask)), partitioner=[OpenvinoBackend.partitioner({})]
+    ).to_executorch()
+    (delegate,) = get_lowered_backend_modules(lowered.programs["forward"].graph_module)
+    nodes = delegate.original_module.graph.nodes
+    (attention,) = (node for node in nodes if operator_name(node.target) == "aten.scaled_dot_product_attention.default")
+    assert (joined_heads(attention, attention.args[3]) is not None) == (shape in ((5, 5), (2, 1, 5, 5), (2, 1, 1, 5)))
+    model = load(save_program(lowered, tmp_path / "saved"))
+    floats = torch.zeros(shape).masked_fill(~mask, float("-inf"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x, mask), module(x, mask))
+        torch.testing.assert_close(model(x, ~mask), module(x, ~mask))
+    lowered = to_edge_transform_and_lower(
+        torch.export.export(module, (x, floats)), partitioner=[OpenvinoBackend.partitioner({})]
+    ).to_executorch()
+    with torch.no_grad():
+        torch.testing.assert_close(load(save_program(lowered, tmp_path / "floats"))(x, floats), module(x, floats))
+
+
 def test_a_norm_of_root_mean_squares_is_still_fused() -> None:
     openvino = import_openvino()
     opset = openvino.opset13
@@ -83,6 +149,7 @@ def test_a_norm_of_root_mean_squares_is_still_fused() -> None:
     scale = opset.constant([[1.5] * 64], dtype=openvino.Type.f32)
     model = openvino.Model([opset.multiply(scale, opset.multiply(given, inverse))], [given], "norm")
     keep_numbers(openvino, model)
+    assert len(model.outputs) == 1
     compiled = engine().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     kinds = {node.get_rt_info()["layerType"].astype(str) for node in compiled.get_runtime_model().get_ops()}
     assert "RMS" in kinds

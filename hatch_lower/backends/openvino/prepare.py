@@ -28,7 +28,7 @@ from hatch_lower.backends.openvino.recurrent import (
 )
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.graph.nodes import producer_of
-from hatch_lower.exir.graph.operators import operator_name, torch_operator
+from hatch_lower.exir.graph.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
@@ -62,6 +62,8 @@ class OpenvinoCopy(PartitionCopy):
         self.shapes: list[tuple[int, ...]] = []
         # the nodes whose values the engine returns, with their positions
         self.returned: dict[Node, int] = {}
+        # operations whose results are cleared where a row saw no key, with copies of the rows' conditions
+        self.cleared: dict[Node, Node] = {}
         # of a recurrent network: the copies of its layers
         self.layers: dict[Node, list[Node]] = {}
         # positions of the inputs that are indices, each with the least and the size that they must be less than
@@ -124,6 +126,8 @@ class OpenvinoCopy(PartitionCopy):
         copied = self.graph.create_node("call_function", target, args, kwargs, name=f"n{index}")
         if target in WITH_INDICES and isinstance(node.meta["val"], torch.Tensor):
             copied = self._call(getitem, copied, 0)
+        if node in self.cleared:
+            return self._clear(node, self.cleared[node], copied)
         return self._clear_masked_rows(node, copied) if target is aten.scaled_dot_product_attention.default else copied
 
     def _write_recurrent(self, node: Node, index: int) -> Node:
@@ -176,8 +180,16 @@ class OpenvinoCopy(PartitionCopy):
         if dtype is not torch.bool:
             seen = self._call(aten.ne.Tensor, seen, self._literal(torch.tensor(float("-inf"), dtype=dtype)))
         seen = self._call(aten.any.dim, seen, -1, True)
+        joined = joined_heads(node, mask)
+        if joined is None:
+            return self._clear(node, seen, attention)
+        # OpenVINO computes attention and the joining of its heads in a kernel, if no operation stands between
+        self.cleared[joined] = self._call(aten.select.int, seen, 1, 0) if mask.meta["val"].dim() == 4 else seen
+        return attention
+
+    def _clear(self, node: Node, seen: Node, result: Node) -> Node:
         nothing = self._literal(torch.tensor(0.0, dtype=node.meta["val"].dtype))
-        return self._call(aten.where.self, seen, attention, nothing)
+        return self._call(aten.where.self, seen, result, nothing)
 
     def write_result(self, value: Node) -> object:
         # the model returns the tensor with its dimensions in the order of memory
@@ -197,6 +209,34 @@ class OpenvinoCopy(PartitionCopy):
 def dtype_of(node: Node) -> torch.dtype:
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else torch.int64
+
+
+def joined_heads(attention: Node, mask: Node) -> Node | None:
+    """Return the operation that joins the heads of attention in a dimension, if a mask is the same for all heads."""
+    shape = mask.meta["val"].shape
+    moved = only_user(attention)
+    joined = None if moved is None else only_user(moved)
+    if moved is None or joined is None or operator_name(joined.target) != "aten.view.default":
+        return None
+    turned = operator_name(moved.target) == "aten.permute.default" and named_arguments(moved)["dims"] == [0, 2, 1, 3]
+    same_rows = sizes_of(joined)[:-1] == sizes_of(moved)[:2]
+    return joined if turned and same_rows and (len(shape) == 2 or (len(shape) == 4 and shape[1] == 1)) else None
+
+
+def only_user(node: Node) -> Node | None:
+    """Return the only operation that uses a value, past copies and views to the same sizes."""
+    while len(node.users) == 1:
+        source, node = node, next(iter(node.users))
+        if node.op != "call_function":
+            return None
+        copies = operator_name(node.target) in ("aten.clone.default", "aten.view.default")
+        if not copies or sizes_of(node) != sizes_of(source):
+            return node
+    return None
+
+
+def sizes_of(node: Node) -> list[str]:
+    return [str(size) for size in node.meta["val"].shape]
 
 
 # A composite that any backend of a recipe keeps whole is whole for all: so unknown composites reach OpenVINO's

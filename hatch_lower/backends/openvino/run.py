@@ -63,7 +63,9 @@ def keep_numbers(openvino: Any, model: Any) -> None:
             layer.get_rt_info()[EXACT] = True
             if node_name(numerator) in fixed:
                 apart.append(denominator)
-        elif layer.get_type_name().startswith("Reduce") and any(differs_fused(user, fixed) for user in users(layer)):
+        elif layer.get_type_name().startswith("Reduce") and any(
+            differs_fused(user, fixed) for user in users(layer, fixed)
+        ):
             apart.append(layer.output(0))
     model.add_results([openvino.op.Result(value) for value in apart if node_name(value) not in fixed])
 
@@ -78,14 +80,15 @@ def names_of_fixed(layers: Sequence[Any]) -> set[str]:
     return fixed
 
 
-def users(layer: Any) -> Iterator[Any]:
-    """Give the operations behind a reduction that may be computed in its kernel."""
+def users(layer: Any, fixed: Set[str]) -> Iterator[Any]:
+    """Give the operations behind a reduction that may be computed in its kernel: each of a single computed value."""
     found: set[str] = set()
     pending = [layer]
     while pending:
         for place in pending.pop().output(0).get_target_inputs():
             user = place.get_node()
-            if user.get_type_name() in FUSED and user.get_name() not in found:
+            computed = sum(node_name(source) not in fixed for source in user.input_values())
+            if user.get_type_name() in FUSED and user.get_name() not in found and computed == 1:
                 found.add(user.get_name())
                 pending.append(user)
                 yield user
