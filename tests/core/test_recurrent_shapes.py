@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER
-from hatch_lower.runtime.torch_private.recurrent import OPERATORS, recurrent_shapes
+from hatch_lower.runtime.torch_private.recurrent import RECURRENT, recurrent_shapes
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")]
 
@@ -70,10 +70,10 @@ def test_a_known_number_of_steps_is_taken_apart() -> None:
 
 
 def test_torchs_own_kernels_are_put_back() -> None:
-    before = [dict(op.py_kernels) for op in OPERATORS]
+    before = [dict(op.py_kernels) for op in RECURRENT]
     with pytest.raises(KeyError), recurrent_shapes():
         raise KeyError
-    assert [dict(op.py_kernels) for op in OPERATORS] == before
+    assert [dict(op.py_kernels) for op in RECURRENT] == before
     network, x = nn.GRU(3, 4).eval(), torch.randn(2, 3, 3)
 
     def numbers(given: Tensor) -> Tensor:

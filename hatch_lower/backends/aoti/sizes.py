@@ -16,7 +16,7 @@ from hatch_lower.exir.graph.nodes import result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER, is_between_other_places, is_of_doubles
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
-from hatch_lower.runtime.torch_private.recurrent import OPERATORS
+from hatch_lower.runtime.torch_private.recurrent import RECURRENT
 from hatch_lower.runtime.torch_private.symbols import compute, is_computable
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ APART = {aten.upsample_nearest2d.vec: is_of_doubles, aten.upsample_bilinear2d.ve
 
 def why_not_sizes(node: Node) -> str:
     op = torch_operator(node.target)
-    if op in OPERATORS and UNLIKE_EAGER[op](node):
+    if op in RECURRENT and UNLIKE_EAGER[op](node):
         return f"inductor takes `{op}` apart into operations of each step, and the number of steps is dynamic"
     unlike = {**UNLIKE_EAGER, **APART}.get(op)
     if unlike is not None and unlike(node):

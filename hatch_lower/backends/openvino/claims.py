@@ -20,6 +20,7 @@ from hatch_lower.backends.interpolation import NEAREST
 from hatch_lower.backends.openvino.recurrent import CELLS
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.runtime.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.recurrent import RECURRENT
 
 FLOATING = frozenset({torch.float32})
 BOOLEAN = frozenset({torch.bool})
@@ -173,12 +174,6 @@ WEIGHTS: Mapping[str, str] = {
 }
 
 CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
-RECURRENT: tuple[OpOverload, ...] = (
-    torch.ops.aten.gru.input,
-    torch.ops.aten.lstm.input,
-    torch.ops.aten.rnn_relu.input,
-    torch.ops.aten.rnn_tanh.input,
-)
 # composites with kernels of their own
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,

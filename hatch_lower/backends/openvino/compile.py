@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
-from hatch_lower.backends.openvino.claims import DEQUANTIZE_CHANNELS, KEPT_OPERATORS, NAN_LOSING, RECURRENT
+from hatch_lower.backends.openvino.claims import DEQUANTIZE_CHANNELS, KEPT_OPERATORS, NAN_LOSING
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import REQUIREMENT, import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, OpenvinoOptions, parse_options
@@ -29,6 +29,7 @@ from hatch_lower.exir.backend.utils import unchanged_constants
 from hatch_lower.exir.graph.nodes import Ranges
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.runtime.torch_private.recurrent import RECURRENT
 
 VERSION = "10"
 ALIGNMENT = 64  # of literals, in bytes

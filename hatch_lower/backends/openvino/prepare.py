@@ -219,7 +219,7 @@ def joined_heads(attention: Node, mask: Node) -> Node | None:
     if moved is None or joined is None or operator_name(joined.target) != "aten.view.default":
         return None
     turned = operator_name(moved.target) == "aten.permute.default" and named_arguments(moved)["dims"] == [0, 2, 1, 3]
-    same_rows = sizes_of(joined)[:-1] == sizes_of(moved)[:2]
+    same_rows = written_sizes(joined)[:-1] == written_sizes(moved)[:2]
     return joined if turned and same_rows and (len(shape) == 2 or (len(shape) == 4 and shape[1] == 1)) else None
 
 
@@ -230,12 +230,12 @@ def only_user(node: Node) -> Node | None:
         if node.op != "call_function":
             return None
         copies = operator_name(node.target) in ("aten.clone.default", "aten.view.default")
-        if not copies or sizes_of(node) != sizes_of(source):
+        if not copies or written_sizes(node) != written_sizes(source):
             return node
     return None
 
 
-def sizes_of(node: Node) -> list[str]:
+def written_sizes(node: Node) -> list[str]:
     return [str(size) for size in node.meta["val"].shape]
 
 

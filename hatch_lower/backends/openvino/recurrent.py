@@ -82,11 +82,11 @@ def write_layer(node: Node, layer: int, opset: Opset, value: Value, *rest: Value
         for_directions(opset, [reordered(opset, form[place], cell) for form in forms]) for place in (0, 1)
     )
     if has_biases:
-        bias = for_directions(opset, [write_bias(opset, form[2], form[3], cell) for form in forms])
+        bias = for_directions(opset, [layer_bias(opset, form[2], form[3], cell) for form in forms])
     else:
         size = int(given["params"][1].meta["val"].shape[1])
         rows = len(cell.gates) + (cell.kind == "gru_sequence")
-        bias = opset.broadcast(opset.constant(0.0, dtype="float32"), whole_numbers(opset, (directions, rows * size)))
+        bias = opset.broadcast(opset.constant(0.0, dtype="float32"), int64_constant(opset, (directions, rows * size)))
     lengths = step_counts(opset, value)
     size = int(given["params"][1].meta["val"].shape[1])
     direction = "bidirectional" if given["bidirectional"] else "forward"
@@ -100,43 +100,43 @@ def write_layer(node: Node, layer: int, opset: Opset, value: Value, *rest: Value
 def step_counts(opset: Opset, value: Value) -> Value:
     # in this form OpenVINO finds that all sequences have all steps
     sizes = opset.shape_of(value)
-    zero = whole_numbers(opset, 0)
-    batch, steps = (opset.gather(sizes, whole_numbers(opset, (place,)), zero) for place in (0, 1))
+    zero = int64_constant(opset, 0)
+    batch, steps = (opset.gather(sizes, int64_constant(opset, (place,)), zero) for place in (0, 1))
     return opset.broadcast(steps, batch)
 
 
 def layer_state(opset: Opset, state: Value, layer: int, directions: int) -> Value:
     """Return a layer's part of a state, behind the batch."""
     bounds = (layer * directions, (layer + 1) * directions, 1, 0)
-    part = opset.slice(state, *(whole_numbers(opset, (bound,)) for bound in bounds))
+    part = opset.slice(state, *(int64_constant(opset, (bound,)) for bound in bounds))
     return transposed(opset, part, (1, 0, 2))
 
 
 def joined_directions(opset: Opset, value: Value, directions: int) -> Value:
     """Return a layer's numbers, which stand apart for each direction, side by side."""
     if directions == 1:
-        return opset.squeeze(value, whole_numbers(opset, (1,)))
-    return opset.reshape(transposed(opset, value, (0, 2, 1, 3)), whole_numbers(opset, (0, 0, -1)), True)
+        return opset.squeeze(value, int64_constant(opset, (1,)))
+    return opset.reshape(transposed(opset, value, (0, 2, 1, 3)), int64_constant(opset, (0, 0, -1)), True)
 
 
 def reordered(opset: Opset, weight: Value, cell: Cell) -> Value:
     if len(cell.gates) == 1:
         return weight
-    parts = opset.split(weight, whole_numbers(opset, 0), len(cell.gates))
+    parts = opset.split(weight, int64_constant(opset, 0), len(cell.gates))
     return opset.concat([parts.output(place) for place in cell.gates], 0)
 
 
-def write_bias(opset: Opset, first: Value, second: Value, cell: Cell) -> Value:
+def layer_bias(opset: Opset, first: Value, second: Value, cell: Cell) -> Value:
     if cell.kind != "gru_sequence":
         return reordered(opset, opset.add(first, second), cell)
     # the second bias of the new gate is added before the reset
-    one, other = (opset.split(each, whole_numbers(opset, 0), 3) for each in (first, second))
+    one, other = (opset.split(each, int64_constant(opset, 0), 3) for each in (first, second))
     sums = [opset.add(one.output(place), other.output(place)) for place in cell.gates[:2]]
     return opset.concat([*sums, one.output(2), other.output(2)], 0)
 
 
 def for_directions(opset: Opset, values: Sequence[Value]) -> Value:
-    return opset.concat([opset.unsqueeze(value, whole_numbers(opset, 0)) for value in values], 0)
+    return opset.concat([opset.unsqueeze(value, int64_constant(opset, 0)) for value in values], 0)
 
 
 def write_recurrent_output(node: Node, opset: Opset, value: Value) -> Value:
@@ -153,8 +153,8 @@ def write_last_state(place: int, opset: Opset, *layers: Value) -> Value:
 
 
 def transposed(opset: Opset, value: Value, order: Sequence[int]) -> Value:
-    return opset.transpose(value, whole_numbers(opset, order))
+    return opset.transpose(value, int64_constant(opset, order))
 
 
-def whole_numbers(opset: Opset, values: int | Sequence[int]) -> Value:
+def int64_constant(opset: Opset, values: int | Sequence[int]) -> Value:
     return opset.constant(values if isinstance(values, int) else list(values), dtype="int64")

@@ -28,7 +28,7 @@ from torch.fx import Node
 from hatch_lower.exir.graph.operators import named_arguments
 from hatch_lower.exir.lowering.convert import Wanted
 from hatch_lower.runtime.torch_private.operators import OpOverload
-from hatch_lower.runtime.torch_private.recurrent import OPERATORS
+from hatch_lower.runtime.torch_private.recurrent import RECURRENT
 from hatch_lower.runtime.torch_private.symbols import bound_sympy, bounds_of
 
 # Elements of an axis up to which roundings stayed within the tolerance, for millions of numbers of a standard normal
@@ -111,7 +111,7 @@ def has_dynamic_steps(node: Node) -> bool:
 
 
 UNLIKE_EAGER: Mapping[OpOverload, Wanted] = {
-    **dict.fromkeys(OPERATORS, has_dynamic_steps),
+    **dict.fromkeys(RECURRENT, has_dynamic_steps),
     aten.upsample_nearest1d.vec: is_of_doubles,
     aten.upsample_nearest3d.vec: is_of_doubles,
     aten._upsample_nearest_exact1d.vec: lambda node: True,

@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-OPERATORS: Sequence[OpOverload[..., Any]] = (
+RECURRENT: Sequence[OpOverload[..., Any]] = (
     torch.ops.aten.gru.input,
     torch.ops.aten.lstm.input,
     torch.ops.aten.rnn_relu.input,
@@ -26,28 +25,29 @@ OPERATORS: Sequence[OpOverload[..., Any]] = (
 )
 
 # dispatch keys with kernels in Python that call the operations of each step
-KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+KEYS = ("Autograd", "CompositeImplicitAutograd")
 
 
 @contextmanager
 def recurrent_shapes() -> Iterator[None]:
     """Let recurrent networks of fake tensors compute sizes alone, where no trace records the operations."""
     table: dict[Any, Callable[..., Any]] = decomposition_table
-    kernels = {op: dict(op.py_kernels) for op in OPERATORS}
-    decompositions = {op: table[op] for op in OPERATORS if op in table}
-    for op, before in kernels.items():
-        own = {key: kernel for key, kernel in before.items() if key in KEYS}
-        op.py_kernels.update({key: partial(shaped, kernel) for key, kernel in own.items()})
-        op._dispatch_cache.clear()
+    decompositions = {op: table[op] for op in RECURRENT if op in table}
+    kernels = [(op, key, op.py_kernels[key]) for op in RECURRENT for key in op.py_kernels if key.name in KEYS]
     table.update({op: partial(shaped, each) for op, each in decompositions.items()})
+    for op, key, kernel in kernels:
+        replace_kernel(op, key, partial(shaped, kernel))
     try:
         yield
     finally:
         table.update(decompositions)
-        for op, before in kernels.items():
-            op.py_kernels.clear()
-            op.py_kernels.update(before)
-            op._dispatch_cache.clear()
+        for op, key, kernel in kernels:
+            replace_kernel(op, key, kernel)
+
+
+def replace_kernel(op: OpOverload[..., Any], key: Any, kernel: Callable[..., Any]) -> None:
+    del op.py_kernels[key]
+    op.py_impl(key)(kernel)  # forgets the kernels that earlier calls found
 
 
 def shaped(decomposition: Callable[..., Any], given: torch.Tensor, state: Any, *rest: Any) -> Any:
