@@ -45,7 +45,7 @@ from hatch_lower.backends.onnxruntime.support import (
     KEPT,
     LIMITS,
     OPERATORS,
-    RECURRENT,
+    RECURRENT_OPERATORS,
     combination_of,
 )
 from hatch_lower.backends.onnxruntime.translate import registry
@@ -245,7 +245,7 @@ class Findings:
                 self.odd[key] = why
             if key not in self.fitting:
                 self.fitting.add(key)
-                if op in RECURRENT:
+                if op in RECURRENT_OPERATORS:
                     self.empty[key] = "ONNX Runtime ends the process"
                     return
                 for empty in calls_without_elements(op, args, kwargs):

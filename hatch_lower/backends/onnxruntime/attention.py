@@ -28,7 +28,7 @@ newer: Any = opset23
 Value: TypeAlias = Any
 
 
-def attend(
+def attend_once(
     query: FLOAT,
     key: FLOAT,
     value: FLOAT,
@@ -56,10 +56,10 @@ def attend(
 
 
 def choose_attention(graph: Graph, ranges: Ranges) -> bool:
-    """Let `attend` translate the calls of attention for which the kernel is right; return whether any is there."""
+    """Let `attend_once` translate the calls of attention for which the kernel is right; return whether any is there."""
     chosen = [node for node in graph.nodes if node.op == "call_function" and is_attended(node, ranges)]
     for node in chosen:
-        node.target = attend
+        node.target = attend_once
     return bool(chosen)
 
 
@@ -89,7 +89,7 @@ def join_heads(graph: ir.Graph) -> None:
             continue
         node.resize_outputs(1)  # the others are the keys and values again, and the products
         sources = [split_heads(value) for value in node.inputs[:3]]
-        found = results_of(node)
+        found = attention_results(node)
         if found is None or any(source is None for source in sources):
             continue
         result, turns = found
@@ -116,7 +116,7 @@ def exchanges_heads(node: ir.Node) -> bool:
     return node.op_type == "Transpose" and tuple(node.attributes.get_ints("perm", ())) == HEADS_FIRST
 
 
-def results_of(node: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
+def attention_results(node: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
     """Return the result of attention, after rows are cleared, and the transposes that alone use the result."""
     (result,) = node.outputs
     users = [user for user, _ in result.uses()]

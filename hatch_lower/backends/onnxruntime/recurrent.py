@@ -106,11 +106,11 @@ def write_layers(
     kinds = {"direction": "bidirectional" if directions == 2 else "forward", "hidden_size": states[0].shape[2]}
     lasts: list[list[Value]] = [[] for _ in states]
     for number, rows in enumerate(layers):
-        weights = [joined([in_order(row[place], gates) for row in rows]) for place in (0, 1)]
-        biases = [op.Concat(*(in_order(bias, gates) for bias in row[2:]), axis=0) for row in rows if len(row) == 4]
+        weights = [stacked([gate_order(row[place], gates) for row in rows]) for place in (0, 1)]
+        biases = [op.Concat(*(gate_order(bias, gates) for bias in row[2:]), axis=0) for row in rows if len(row) == 4]
         places = op.Constant(value_ints=[number * directions]), op.Constant(value_ints=[(number + 1) * directions])
         begins = [op.Slice(state, *places, op.Constant(value_ints=[0])) for state in states]
-        results, *ends = kernel(x, *weights, joined(biases) if biases else None, None, *begins, **kinds, **options)
+        results, *ends = kernel(x, *weights, stacked(biases) if biases else None, None, *begins, **kinds, **options)
         # the directions of [length, directions, batch, size] come side by side
         x = op.Reshape(op.Transpose(results, perm=[0, 2, 1, 3]), op.Constant(value_ints=[0, 0, -1]))
         for last, end in zip(lasts, ends, strict=False):
@@ -119,7 +119,7 @@ def write_layers(
     return x, *(last[0] if len(last) == 1 else op.Concat(*last, axis=0) for last in lasts)
 
 
-def in_order(gathered: Value, gates: Sequence[int]) -> Value:
+def gate_order(gathered: Value, gates: Sequence[int]) -> Value:
     """Return a weight or a bias with ONNX's order of gates."""
     if len(gates) == 1:
         return gathered
@@ -127,13 +127,13 @@ def in_order(gathered: Value, gates: Sequence[int]) -> Value:
     return op.Concat(*(parts[gate] for gate in gates), axis=0)
 
 
-def joined(values: Sequence[Value]) -> Value:
+def stacked(values: Sequence[Value]) -> Value:
     """Return the values of the directions in a dimension of their own."""
     first = op.Constant(value_ints=[0])
     return op.Concat(*(op.Unsqueeze(value, first) for value in values), axis=0)
 
 
-RECURRENT: Mapping[Any, Callable[..., Any]] = {
+OWN_RECURRENT: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.gru.input: gru,
     torch.ops.aten.lstm.input: lstm,
     torch.ops.aten.rnn_relu.input: rnn_relu,

@@ -301,7 +301,7 @@ def limit_recurrent(given: Mapping[str, Any]) -> str:
 
 
 # ONNX Runtime ends the process for a `GRU` without elements
-RECURRENT = (
+RECURRENT_OPERATORS = (
     torch.ops.aten.gru.input,
     torch.ops.aten.lstm.input,
     torch.ops.aten.rnn_relu.input,
@@ -328,7 +328,7 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
     torch.ops.aten.scatter_add.default: limit_scatter,
     quantized_decomposed.dequantize_per_tensor.default: limit_zero_point,
     quantized_decomposed.quantize_per_tensor.default: limit_zero_point,
-    **dict.fromkeys(RECURRENT, limit_recurrent),
+    **dict.fromkeys(RECURRENT_OPERATORS, limit_recurrent),
 }
 
 # results beside the first, which inference never uses, are something else in a model
@@ -342,5 +342,5 @@ KEPT = (
     torch.ops.aten.layer_norm.default,
     torch.ops.aten.scaled_dot_product_attention.default,
     *NEAREST,
-    *RECURRENT,
+    *RECURRENT_OPERATORS,
 )

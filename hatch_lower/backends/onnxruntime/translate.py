@@ -23,12 +23,12 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from hatch_lower.backends.instructions import instruction_handles
-from hatch_lower.backends.onnxruntime.attention import ATTENTION_OPSET, attend, choose_attention, join_heads
+from hatch_lower.backends.onnxruntime.attention import ATTENTION_OPSET, attend_once, choose_attention, join_heads
 from hatch_lower.backends.onnxruntime.integers import multiply_integers, value_rank
 from hatch_lower.backends.onnxruntime.model_file import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, convert_behind_numbers, count_dimensions
 from hatch_lower.backends.onnxruntime.quantized import QUANTIZED
-from hatch_lower.backends.onnxruntime.recurrent import RECURRENT
+from hatch_lower.backends.onnxruntime.recurrent import OWN_RECURRENT
 from hatch_lower.backends.onnxruntime.translations import NEAREST_TRANSLATIONS, TRANSLATIONS
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.nodes import Ranges
@@ -140,7 +140,13 @@ def translate_graph(module: GraphModule, ranges: Ranges | None) -> tuple[ir.Mode
 def registry() -> Any:
     with exporter_silenced():
         translations = onnx.translations(OPSET)
-        own = {**TRANSLATIONS, **NEAREST_TRANSLATIONS, **QUANTIZED, **RECURRENT, attend: attend}
+        own = {
+            **TRANSLATIONS,
+            **NEAREST_TRANSLATIONS,
+            **QUANTIZED,
+            **OWN_RECURRENT,
+            attend_once: attend_once,
+        }
         for target, function in own.items():
             translations.register_op(target, function)
         return translations

@@ -116,7 +116,7 @@ class Conversion:
         if key not in self._made:
             methods = tuple(self._method(method, recipe, kept) for method in self._source.methods)
             if value_dtypes(methods) <= value_dtypes(self._source.methods):
-                operators = sorted({str(node.target) for method in methods for node in called_operations(method)})
+                operators = sorted({str(node.target) for method in methods for node in program_calls(method)})
                 raise CaptureError(
                     f"the precision `{recipe.precision}` changes no operation of the model",
                     where=f"model `{self._model.name}`, recipe `{recipe.name}`",
@@ -138,7 +138,7 @@ class Conversion:
             return
         for method in self._source.methods:
             count = len(self._cases.get(method.name, ()))
-            convolutions = sum(is_convolution(node) for node in called_operations(method))
+            convolutions = sum(is_convolution(node) for node in program_calls(method))
             if count == 1:
                 yield f"`calibrate` has a single call of `{method.name}`: the ranges of activations may be too narrow"
             elif not count and convolutions:
@@ -169,7 +169,7 @@ class Conversion:
 
 def refuse_unknown_modules(kept: Iterable[str], source: CapturedModel, where: str) -> None:
     """Refuse paths in `precision.toml` that are no modules of the model."""
-    stacks = (node.meta.get("nn_module_stack") or {} for method in source.methods for node in called_operations(method))
+    stacks = (node.meta.get("nn_module_stack") or {} for method in source.methods for node in program_calls(method))
     known = {path for stack in stacks for path, _ in stack.values()}
     for path in kept:
         if path not in known:
@@ -189,7 +189,7 @@ def scheme_of(recipe: Recipe, kept: tuple[str, ...]) -> Scheme:
     return Scheme(BITS[recipe.precision], recipe.precision == "int8", kept, is_for_xnnpack(recipe))
 
 
-def called_operations(method: CapturedMethod) -> Iterator[Node]:
+def program_calls(method: CapturedMethod) -> Iterator[Node]:
     return (node for node in all_nodes(method.program.graph_module) if node.op == "call_function")
 
 

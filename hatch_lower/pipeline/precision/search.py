@@ -23,8 +23,8 @@ from hatch_lower.pipeline.precision.convert import (
     Cases,
     Conversion,
     calibration_cases,
-    called_operations,
     is_quantizable,
+    program_calls,
 )
 from hatch_lower.pipeline.precision.finding import LayerEffect, PrecisionFinding, PrecisionSearch
 from hatch_lower.pipeline.precision.halves import innermost_module
@@ -118,9 +118,7 @@ def layer_effects(
     """Return the layers with weights of all methods, the layer with the largest effect first."""
     errors: dict[str, float] = {}
     for method in source.methods:
-        paths = list(
-            dict.fromkeys(filter(None, map(innermost_module, filter(is_quantizable, called_operations(method)))))
-        )
+        paths = list(dict.fromkeys(filter(None, map(innermost_module, filter(is_quantizable, program_calls(method))))))
         given = list(itertools.islice(cases.get(method.name, ()), MOST_CASES)) or [example_case(method)]
         with process_restored():
             expected = list(float_outputs(method.program.module(), given))
