@@ -147,7 +147,7 @@ def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
     return None
 
 
-VERSION = "21"
+VERSION = "22"
 
 
 class AotiBackend(BackendDetails):
@@ -219,7 +219,13 @@ def compiling(options: AotiOptions) -> Iterator[tuple[Compiler, Path]]:
 
 def generate_all(programs: Sequence[ExportedProgram], options: AotiOptions) -> Iterator[tuple[AotiCopy, GeneratedCode]]:
     for program in programs:
-        copied = AotiCopy(program, multiplies=options.isa.multiplies, prepacks=options.prepacks)
+        copied = AotiCopy(
+            program,
+            multiplies=options.isa.multiplies,
+            prepacks=options.prepacks,
+            onednn=options.isa.has_onednn,
+            gelu=options.isa.has_fast_gelu,
+        )
         generated = generate(copied)
         yield copied, with_kernel_timers(generated) if options.timers else generated
 

@@ -39,6 +39,16 @@ class Isa:
     # do not
     multiplies: bool = False
 
+    @property
+    def has_onednn(self) -> bool:
+        """Whether torch computes float32 with oneDNN on these processors: on aarch64, other libraries compute."""
+        return self.machine == "x86_64"
+
+    @property
+    def has_fast_gelu(self) -> bool:
+        """Whether oneDNN computes `gelu` on these processors faster than inductor's loop."""
+        return self.vectors == "VecAVX512"
+
 
 ISAS: Mapping[str, Isa] = {
     isa.name: isa

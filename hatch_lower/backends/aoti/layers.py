@@ -5,7 +5,7 @@ writes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +13,15 @@ import torch
 from torch import nn
 from torch.fx import Node
 
+from hatch_lower.backends.aoti.activations import Call, is_compared
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.runtime.torch_private.inductor import byte_convolution, float_convolution
+from hatch_lower.runtime.torch_private.inductor import byte_convolution, float_convolution, float_linear
 from hatch_lower.runtime.torch_private.quantized import quantized_decomposed
 
 aten = torch.ops.aten
 DIMENSIONS = 4  # of images and weights
 SIDE = 32  # image size assumed where the real size is known at run time only: weights packed for 32 fit most sizes
-
-Call = Callable[..., Node]  # writes a call of an operator
 
 CHOOSE = quantized_decomposed.choose_qparams.tensor
 DEQUANTIZE = quantized_decomposed.dequantize_per_tensor.default
@@ -31,6 +30,10 @@ PER_CHANNEL = quantized_decomposed.dequantize_per_channel.default
 BYTES = (torch.int8, torch.uint8)
 LONGEST = 1 << 14  # so many products of bytes fit into 32 bits, and sums of bytes are exact in float32
 FEWEST = 24  # channels of a group: with fewer, the terms for the weights' zero points take the time that integers save
+# multiplications of a linear layer from which oneDNN's product is faster than the BLAS product: its call takes some
+# 10 µs longer
+LARGE = 1 << 23
+ROWS = 32  # assumed where the real number is known at run time only
 LAYERS = {aten.linear.default: 2, aten.conv2d.default: 4}  # to the dimensions of their weights
 
 
@@ -68,7 +71,7 @@ def may_copy(constant: torch.Tensor) -> bool:
 
 def is_of_floats(node: Node) -> bool:
     """Return whether an operation is a convolution of float32 whose weights can be laid out for all of its calls."""
-    if torch_operator(node.target) is not aten.conv2d.default:
+    if torch_operator(node.target) is not aten.conv2d.default or is_compared(node):
         return False
     given = named_arguments(node)
     values = [given[name].meta["val"] for name in ("input", "weight")]
@@ -84,6 +87,25 @@ def is_of_floats(node: Node) -> bool:
 def write_of_floats(call: Call, image: Any, weight: Node, bias: Any, places: Places) -> Node:
     where = [list(pair) for pair in (places.padding, places.stride, places.dilation)]
     return call(float_convolution(), image, weight, bias, *where, places.groups, "none", [], "")  # no fused operation
+
+
+def is_large_linear(node: Node) -> bool:
+    """Return whether an operation is a linear layer of float32 that oneDNN computes faster than a BLAS product."""
+    if torch_operator(node.target) is not aten.linear.default or is_compared(node):
+        return False
+    values = [argument.meta["val"] for argument in node.all_input_nodes]
+    image, weight = (named_arguments(node)[name].meta["val"] for name in ("input", "weight"))
+    if any(value.dtype is not torch.float32 for value in values) or image.dim() < 2 or weight.dim() != 2:
+        return False
+    if not weight.is_contiguous() or not all(isinstance(size, int) and size for size in weight.shape):
+        return False
+    rows = math.prod(image.shape[:-1]) if all(isinstance(size, int) for size in image.shape) else ROWS
+    return bool(rows * math.prod(weight.shape) >= LARGE)
+
+
+def write_linear_of_floats(call: Call, input: Any, weight: Any, bias: Any = None) -> Node:
+    # inductor fuses activations itself
+    return call(float_linear(), input, weight, bias, "none", [], "")
 
 
 def why_not_quantized(node: Node) -> str:

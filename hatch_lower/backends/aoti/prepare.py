@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputSpec
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 
+from hatch_lower.backends.aoti.activations import write_unfused
 from hatch_lower.backends.aoti.exact import is_inexact_function, write_exactly
 from hatch_lower.backends.aoti.layers import (
     CHOOSE,
@@ -26,12 +27,14 @@ from hatch_lower.backends.aoti.layers import (
     Operand,
     Places,
     has_signed_integers,
+    is_large_linear,
     is_of_floats,
     operands_of,
     places_of,
     write_convolution,
     write_dequantized,
     write_linear,
+    write_linear_of_floats,
     write_of_floats,
     write_parameters,
 )
@@ -59,7 +62,17 @@ class AotiCopy(PartitionCopy):
     backend_id: ClassVar[str] = "aoti"
     device: ClassVar[str] = "cpu"
 
-    def __init__(self, program: ExportedProgram, *, multiplies: bool = False, prepacks: bool = False) -> None:
+    def __init__(
+        self,
+        program: ExportedProgram,
+        *,
+        multiplies: bool = False,
+        prepacks: bool = False,
+        onednn: bool = False,
+        gelu: bool = False,
+    ) -> None:
+        self._has_onednn = onednn  # whether torch computes with oneDNN where the code runs
+        self._fuses_gelu = gelu  # whether oneDNN's `gelu` is fast there
         self._may_multiply = multiplies  # whether the processor multiplies matrices of integers
         self._may_pack = prepacks  # whether loading may copy weights of floating-point numbers
         self.multiplies = False  # whether the partition does
@@ -129,6 +142,12 @@ class AotiCopy(PartitionCopy):
             weight: Any = node.args[1]
             if weight in self._parameters.intersection(self._weights):
                 return self._write_float_convolution(node, weight, index)
+        if self._has_onednn and is_large_linear(node) and node.args[1] in self._weights:
+            return write_linear_of_floats(partial(self._write, index), *args, **kwargs)
+        if self._has_onednn:
+            written = write_unfused(partial(self._write, index), node, self.values, gelu=self._fuses_gelu)
+            if written is not None:
+                return written
         if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
         if target is torch.ops.aten.index_select.default:

@@ -131,6 +131,11 @@ def float_convolution() -> OpOverload[..., Any]:
     return torch.ops.mkldnn._convolution_pointwise.default
 
 
+def float_linear() -> OpOverload[..., Any]:
+    """Return oneDNN's operator for linear layers of float32."""
+    return torch.ops.mkldnn._linear_pointwise.default
+
+
 def packed_weight(
     weight: torch.Tensor,
     zero_point: int | None,
