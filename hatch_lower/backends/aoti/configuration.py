@@ -71,11 +71,11 @@ class AotiOptions:
     # the instruction set level of the generated code
     isa: Isa
     # ATen overloads (`aten.sort.stable`) that are left to the program's own executor
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[str, ...]
     # the code notes when its kernels begin, for `hatch-lower profile`
-    timers: bool = False
+    timers: bool
     # loading copies weights of convolutions, in the layout that oneDNN computes with
-    prepacks: bool = False
+    prepacks: bool
 
     def to_specs(self) -> list[CompileSpec]:
         # The settings that shape the result of a partition. The choice of nodes is not among them.
@@ -101,13 +101,15 @@ def parse_options(options: Mapping[str, Any]) -> AotiOptions:
         given.problems.append(f"`isa` is {isa!r}, which this {machine} machine cannot compile for: choose from {here}")
     elif ISAS[isa].multiplies and not inductor.multiplies_unsigned_bytes():
         given.problems.append(f"`isa` is {isa!r}, and torch {torch.__version__} multiplies no unsigned bytes")
-    timers, prepacks = given.flag(TIMERS, False), given.flag(PREPACK, False)
+    has_onednn = isa in ISAS and ISAS[isa].has_onednn
+    timers, prepacks = given.flag(TIMERS, False), given.flag(PREPACK, has_onednn)
     given.check()
     return AotiOptions(ISAS[isa], exclude, timers, prepacks)
 
 
 def options_from_specs(specs: Sequence[CompileSpec]) -> AotiOptions:
-    return parse_options({spec.key: spec.key in (TIMERS, PREPACK) or spec.value.decode() for spec in specs})
+    given = {spec.key: spec.key in (TIMERS, PREPACK) or spec.value.decode() for spec in specs}
+    return parse_options({PREPACK: False, **given})
 
 
 def inductor_settings(isa: Isa) -> dict[str, object]:
