@@ -159,6 +159,19 @@ def unsupported_reason(target: TargetEntry, cpuinfo: Path = Path("/proc/cpuinfo"
     return None
 
 
+def machine_level(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the highest x86-64 level of this processor; elsewhere the name of the machine's architecture."""
+    machine = platform.machine()
+    if machine != "x86_64":
+        return machine
+    flags, found = cpu_flags(cpuinfo), LEVELS[0][0]
+    for name, needed in LEVELS:
+        if not needed <= flags:
+            break
+        found = name
+    return found
+
+
 def cpu_flags(cpuinfo: Path) -> frozenset[str]:
     with suppress(OSError), cpuinfo.open(encoding="ascii", errors="replace") as file:
         for line in file:
