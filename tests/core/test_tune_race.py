@@ -1,0 +1,135 @@
+"""The race of `hatch-lower tune`, with scripted times: slower candidates leave, equal candidates get equal choices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from hatch_lower.cli.measure.figures import FEWEST, Interval
+from hatch_lower.cli.measure.tune.race import EAGER, Heat, Preference, Race, is_settled, pick, run_race
+from hatch_lower.errors import ConfigError, ProcessError
+
+pytest.importorskip("scipy")
+
+
+class ScriptedTimer:
+    """Candidates with known seconds of a call, on a machine of varying speed; a heat takes ten seconds of the clock."""
+
+    def __init__(self, seconds: Mapping[str, float], *, noise: float = 0.0, seed: int = 0, eager: bool = True) -> None:
+        self.seconds = seconds
+        self.noise = noise
+        self.random = random.Random(seed)
+        self.eager = eager
+        self.asked: list[list[str]] = []
+        self.now = 0.0
+
+    def heat(self, names: Sequence[str], *, with_eager: bool) -> Heat:
+        self.asked.append(list(names))
+        self.now += 10.0
+        if "crash" in names:
+            raise ProcessError("the measuring process has crashed", found="signal 11")
+        busy = 1 + self.random.random()  # other work of the machine, the same for all sides of a heat
+        found = {name: (busy * self.seconds[name] * self.random.lognormvariate(0, self.noise),) for name in names}
+        return {**found, EAGER: (busy,)} if with_eager and self.eager else found
+
+
+def raced(timer: ScriptedTimer, budget: float = 600.0) -> Race:
+    return run_race(list(timer.seconds), timer, budget, lambda line: None, lambda: timer.now)
+
+
+def test_each_candidate_is_timed_alone_and_much_slower_candidates_not_again() -> None:
+    timer = ScriptedTimer({"a": 1.0, "b": 1.1, "c": 1.6, "d": 4.0})
+    race = raced(timer)
+    assert timer.asked[:4] == [["a"], ["b"], ["c"], ["d"]]
+    assert not any({"c", "d"} & set(names) for names in timer.asked[4:])
+    assert race.leader == "a"
+
+
+def test_a_slower_contender_leaves_before_the_interval_is_closed() -> None:
+    timer = ScriptedTimer({"a": 1.0, "b": 1.4, "c": 1.05})
+    race = raced(timer)
+    assert sum("b" in names for names in timer.asked) == 3
+    assert len(race.shared("a", "c")) == FEWEST
+    assert (race.contenders, race.is_certain) == (["a"], True)
+
+
+def test_contenders_of_equal_speed_end_the_race_together() -> None:
+    race = raced(ScriptedTimer({"a": 1.0, "b": 1.01}))
+    assert (race.contenders, race.is_certain) == (["a", "b"], True)
+
+
+def test_a_race_ends_with_its_budget() -> None:
+    timer = ScriptedTimer({"a": 1.0, "b": 1.02}, noise=0.05)
+    race = raced(timer, 85.0)
+    assert not race.is_certain
+    assert race.contenders == ["a", "b"]
+    assert timer.now == 90.0
+
+
+def test_a_candidate_that_is_faster_beside_the_leader_becomes_the_leader() -> None:
+    race = Race([{"a": (1.0,), EAGER: (1.0,)}, {"b": (1.2,), EAGER: (1.0,)}], ["a", "b"], "a")
+    assert race.estimate("b") == pytest.approx(1.2)
+    race.heats.append({"a": (1.0,), "b": (0.9,)})
+    assert race.estimate("b") == pytest.approx(0.9)
+    assert raced(ScriptedTimer({"a": 1.0, "b": 0.97}, noise=0.01)).leader == "b"
+
+
+def test_contenders_beyond_a_process_race_in_groups_with_the_leader() -> None:
+    timer = ScriptedTimer({name: 1.0 + at / 1000 for at, name in enumerate("abcdef")})
+    race = raced(timer)
+    together = [names for names in timer.asked if len(names) > 1]
+    assert all(len(names) <= 4 for names in together)
+    assert {name for names in together for name in names} == set("abcdef")
+    assert race.contenders == list("abcdef")
+
+
+def test_a_small_budget_is_refused_with_the_needed_budget() -> None:
+    timer = ScriptedTimer({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0})
+    with pytest.raises(ConfigError, match="the budget is too small") as error:
+        raced(timer, 15.0)
+    assert error.value.found == "2 of 4 candidates were timed once in 20 s"
+    assert "`--budget 40s`" in error.value.hint
+
+
+def test_a_candidate_that_crashes_is_left_out_with_its_reason() -> None:
+    race = raced(ScriptedTimer({"crash": 1.0, "b": 1.0}))
+    assert race.failed == {"crash": "the measuring process has crashed: signal 11"}
+    assert race.contenders == ["b"]
+
+
+def test_without_eager_first_heats_compare_seconds() -> None:
+    race = raced(ScriptedTimer({"a": 3.0, "b": 1.0}, eager=False))
+    assert (race.leader, race.contenders) == ("b", ["b"])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "settled"),
+    [(1.0, 1.02, True), (1.03, 1.2, True), (0.9, 1.1, False), (1.018, 1.024, True), (0.0, float("inf"), False)],
+)
+def test_a_ratio_is_settled_outside_of_a_tie_within_a_tie_or_if_narrow(low: float, high: float, settled: bool) -> None:
+    assert is_settled(Interval(1.0, low, high)) is settled
+
+
+def test_equal_candidates_are_chosen_by_facts_that_do_not_vary() -> None:
+    equal = {"a": 1.0, "b": 1.015, "c": 1.01}
+    preferences = {
+        "a": Preference(False, True, 1, 10),
+        "b": Preference(False, True, 0, 30),
+        "c": Preference(False, True, 0, 20),
+    }
+    assert pick(equal, preferences) == "c"
+    assert pick(equal, {**preferences, "b": Preference(True, False, 3, 90)}) == "b"
+    assert pick({**equal, "c": 1.03}, preferences) == "b"
+    assert pick({**equal, "b": 1.3, "c": 1.3}, preferences) == "a"
+
+
+def test_repetitions_on_a_busy_machine_choose_the_same_recipe() -> None:
+    seconds = {"portable": 1.0, "aoti": 0.9, "onnxruntime": 0.72, "openvino": 0.715, "executorch": 0.76}
+    sizes = {name: Preference(False, True, 0, at) for at, name in enumerate(sorted(seconds))}
+    chosen = []
+    for seed in range(10):
+        race = raced(ScriptedTimer(seconds, noise=0.02, seed=seed), 1200.0)
+        chosen.append(pick({name: race.estimate(name) for name in race.contenders}, sizes))
+    assert chosen.count("onnxruntime") >= 9
