@@ -42,6 +42,7 @@ class TimedWork(Frozen):
     folders: Mapping[str, Path]  # `A`, and if present `B`, to the `_lowered` folder
     eager: Eager | None
     imports: tuple[str, ...] = ()  # modules from the project's settings
+    recipes: Mapping[str, str] = field(default_factory=dict)  # side to its recipe, of sides with another recipe
 
 
 @dataclass(slots=True)
@@ -59,17 +60,22 @@ class MetricRounds:
         for times in processes:
             for side, each in times.items():
                 self.rounds.setdefault(side, []).extend(each)
-        pair = {
-            side: statistics.geometric_mean(fastest_mean(times[side]) for times in processes)
-            for side in processes[0]
-            if all(side in times for times in processes)
-        }
+        pair = pair_values(processes)
         for side, value in pair.items():
             self.values.setdefault(side, []).append(value)
         if "B" in pair:
             self.ratios.append(pair["A"] / pair["B"])
         if "eager" in pair:
             self.eager_ratios.append(pair["A"] / pair["eager"])
+
+
+def pair_values(processes: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Return the undisturbed value of each side in a pair of processes."""
+    return {
+        side: statistics.geometric_mean(fastest_mean(times[side]) for times in processes)
+        for side in processes[0]
+        if all(side in times for times in processes)
+    }
 
 
 def fastest_mean(rounds: Sequence[float]) -> float:
@@ -152,21 +158,27 @@ class CallTask(Frozen):
 
     def measure(self, turn: int) -> None:
         calls = self.pending()
-        request: dict[str, object] = {
-            "kind": "calls",
-            **common_request(self.work),
-            "sides": {side: str(folder) for side, folder in self.work.folders.items()},
-            "eager": self.work.eager and {"paths": list(self.work.eager.paths), "export": self.work.eager.export},
-            "calls": [{"method": subject.method, "sizes": dict(sizes)} for subject, sizes in calls],
-            "seconds": SECONDS,
-        }
-        host = self.run.hosts(self.work.threads)
-        sides = list(self.work.folders)
-        answers = [host.ask({**request, "order": order}, self.title, self.run.limit) for order in (sides, sides[::-1])]
+        answers = ask_pair(self.run.hosts(self.work.threads), self.work, calls, self.title, self.run.limit)
         for reason in (answer["no eager"] for answer in answers if answer["no eager"]):
             self.run.note(f"{self.work.model} is not compared with eager: {reason}")
         for (subject, _), *processes in zip(calls, *(answer["calls"] for answer in answers), strict=True):
             self.run.add(subject, "call-seconds", processes)
+
+
+def ask_pair(
+    host: Host, work: TimedWork, calls: Sequence[tuple[FigureSubject, Mapping[str, int]]], title: str, limit: float
+) -> list[Mapping[str, Any]]:
+    """Return the answers of a pair of processes, of which the second has the sides in reverse order."""
+    request: dict[str, object] = {
+        "kind": "calls",
+        **common_request(work),
+        "sides": {side: str(folder) for side, folder in work.folders.items()},
+        "eager": work.eager and {"paths": list(work.eager.paths), "export": work.eager.export},
+        "calls": [{"method": subject.method, "sizes": dict(sizes)} for subject, sizes in calls],
+        "seconds": SECONDS,
+    }
+    sides = list(work.folders)
+    return [host.ask({**request, "order": order}, title, limit) for order in (sides, sides[::-1])]
 
 
 def common_request(work: TimedWork) -> dict[str, object]:
@@ -174,9 +186,10 @@ def common_request(work: TimedWork) -> dict[str, object]:
         "model": work.model,
         "recipe": work.recipe,
         "threads": work.threads,
+        "recipes": dict(work.recipes),
         "imports": list(work.imports),
         # all sides use the check inputs of the first side that has inputs
-        "inputs": [str(folder) for folder in work.folders.values()],
+        "inputs": [str(folder) for side, folder in work.folders.items() if side not in work.recipes],
     }
 
 
@@ -185,6 +198,7 @@ class LoadTask(Frozen):
 
     run: TimedRun
     work: TimedWork
+    loads: int = LOADS
 
     @property
     def title(self) -> str:
@@ -202,7 +216,7 @@ class LoadTask(Frozen):
         methods = sorted({subject.method for subject, _ in self.work.calls})
         order = sides if turn % 2 else sides[::-1]
         found: dict[str, list[Mapping[str, Any]]] = {side: [] for side in order}
-        for again in range(LOADS):
+        for again in range(self.loads):
             for side in order if again % 2 else order[::-1]:
                 found[side].append(self._ask(side, methods))
         for metric in LOAD_METRICS:

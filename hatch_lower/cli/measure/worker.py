@@ -102,8 +102,8 @@ def answer(request: Request) -> Mapping[str, object]:
 
     torch.set_num_threads(request["threads"])
     try:
-        for path in request["sides"].values():
-            if reason := recipe_refusal(Path(path), request["model"], request["recipe"]):
+        for side, path in request["sides"].items():
+            if reason := recipe_refusal(Path(path), request["model"], of_side(request, side)["recipe"]):
                 return {"refused": reason}
         return KINDS[request["kind"]](request)
     except LowerError as error:
@@ -111,6 +111,11 @@ def answer(request: Request) -> Mapping[str, object]:
     except Exception as error:  # delegates and models may raise any exception
         found = f"{type(error).__name__}: {error}"
         return {"error": ProgramError("a model cannot be measured", found=found).to_json()}
+
+
+def of_side(request: Request, side: str) -> Request:
+    """Return a request with the recipe of a side, which may differ from the recipe of the other sides."""
+    return {**request, "recipe": request.get("recipes", {}).get(side, request["recipe"])}
 
 
 def measure_load(request: Request) -> Mapping[str, object]:
@@ -138,10 +143,12 @@ def proportional_memory() -> int:
 
 def measure_calls(request: Request) -> Mapping[str, object]:
     """Measure calls of all sides in turns, so that other work of the machine affects all sides equally."""
-    model, recipe = request["model"], request["recipe"]
-    opened = {side: open_model(path, model, recipe) for side, path in request["sides"].items()}
+    model = request["model"]
+    opened = {
+        side: open_model(path, model, of_side(request, side)["recipe"]) for side, path in request["sides"].items()
+    }
     tensors = check_tensors(request)
-    loaded = {side: load_opened(opened[side], request) for side in request["order"]}
+    loaded = {side: load_opened(opened[side], of_side(request, side)) for side in request["order"]}
     device = next((each.device for each in loaded.values() if each.device != "cpu"), "")
     refusal = ""
     if (eager := request["eager"]) is not None and device:
@@ -154,7 +161,7 @@ def measure_calls(request: Request) -> Mapping[str, object]:
             refusal = ": ".join(filter(None, [error.what, error.found]))
     series = []
     for call in request["calls"]:
-        name, method = call["method"], opened["A"].methods[call["method"]]
+        name, method = call["method"], next(iter(opened.values())).methods[call["method"]]
         leaves = input_values(name, method, tensors, call["sizes"])
         changes = any(side.changes(name) for side in opened.values())
         ways = {
