@@ -1,0 +1,166 @@
+"""Candidates for the recipe of a model: the project's recipes, and engines with options and precisions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from hatch_lower import BACKEND_GROUP
+from hatch_lower.backends.early import refuse_missing_tools
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import BackendChoice, Precision
+from hatch_lower.config.timed import recipe_digest, timed_settings
+from hatch_lower.errors import BackendError, ConfigError, nearest
+from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.selection import BASELINES
+
+Aim: TypeAlias = Literal["latency", "throughput", "size", "memory"]
+
+ENGINES = ("aoti", "onnxruntime", "openvino", "executorch")  # engines of the processor, tried without being named
+PORTABLE = "portable"
+# engines with an option for their own number of threads
+THREADED = ("executorch", "onnxruntime", "openvino")
+ISA, PREPACK, THREADS = "isa", "prepack-weights", "threads"
+DEFAULT_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3")  # for machines of these levels `aoti` compiles without an option
+
+
+class Candidate(Frozen):
+    recipe: Recipe
+    is_written: bool = False  # in the project's table
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def options(self) -> int:
+        return sum(len(choice.options) for choice in self.recipe.backends)
+
+    @property
+    def needs_level(self) -> bool:
+        """Whether the candidate runs only on machines of a level beyond the default."""
+        return any(ISA in choice.options for choice in self.recipe.backends)
+
+
+class Candidates:
+    """Different candidates in the order of their addition; equal settings are a single candidate."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._found: dict[str, Candidate] = {}  # by digest
+        self._template = settings.recipes[0]
+        for recipe in settings.recipes:
+            self._add(Candidate(verified(recipe), is_written=True))
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(list(self._found.values()))
+
+    def add(self, backends: Sequence[BackendChoice], precision: Precision = "float32") -> Candidate | None:
+        """Add a recipe, with a name made of its settings; return `None` for settings that are a candidate already."""
+        recipe = replace(self._template, backends=tuple(backends), precision=precision, max_drop=None, name=PORTABLE)
+        recipe = verified(replace(recipe, name=self._free_name(settings_name(recipe))))
+        return self._add(Candidate(recipe))
+
+    def _add(self, candidate: Candidate) -> Candidate | None:
+        digest = recipe_digest(candidate.recipe)
+        return None if digest in self._found else self._found.setdefault(digest, candidate)
+
+    def _free_name(self, wanted: str) -> str:
+        names = {candidate.name for candidate in self._found.values()}
+        numbered = (f"{wanted}-{number}" for number in range(2, len(names) + 3))
+        return next(name for name in (wanted, *numbered) if name not in names)
+
+
+def verified(recipe: Recipe) -> Recipe:
+    """Return a recipe that the build compares with eager, whatever the project's setting."""
+    return replace(recipe, verify=True)
+
+
+def settings_name(recipe: Recipe) -> str:
+    """Return `openvino-int8`, `aoti-x86-64-v4-prepack-weights`, `onnxruntime-1-thread`: a name made of the settings."""
+    parts = [choice.name for choice in recipe.backends] or [PORTABLE]
+    for choice in recipe.backends:
+        parts += [option_name(name, value) for name, value in choice.options.items()]
+    return "-".join(parts if recipe.precision == "float32" else [*parts, recipe.precision])
+
+
+def option_name(name: str, value: object) -> str:
+    if name == THREADS:
+        return f"{value}-thread{'' if value == 1 else 's'}"
+    return str(value) if name == ISA else name
+
+
+def first_candidates(settings: Settings, named: Sequence[str], precisions: Iterable[Precision]) -> Candidates:
+    """Return the project's recipes, the portable recipe, and each engine without options, in each precision."""
+    found = Candidates(settings)
+    wanted = dict.fromkeys(("float32", *precisions, *(recipe.precision for recipe in settings.recipes)))
+    for precision in wanted:
+        found.add((), precision)
+        for engine in named or ENGINES:
+            found.add((BackendChoice(engine),), precision)
+    return found
+
+
+def variants(candidate: Candidate, level: str, threads: int) -> Iterator[tuple[tuple[BackendChoice, ...], Precision]]:
+    """Yield the settings of a candidate of a single engine without options, with options for this machine."""
+    if len(candidate.recipe.backends) != 1 or candidate.options:
+        return
+    (choice,), precision = candidate.recipe.backends, candidate.recipe.precision
+    given: Sequence[Mapping[str, object]] = ()
+    if choice.name == "aoti":
+        isa = level.removesuffix("-vnni") if precision in ("float32", "bfloat16", "float16") else level
+        newer = isa not in DEFAULT_LEVELS and isa not in BASELINES
+        prepacks: Mapping[str, object] = {PREPACK: True}
+        given = [prepacks, {ISA: isa}, {ISA: isa, **prepacks}] if newer else [prepacks]
+    elif choice.name in THREADED and threads > 1:
+        given = [{THREADS: 1}]
+    for options in given:
+        yield (BackendChoice(choice.name, options),), precision
+
+
+def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: Candidate) -> Settings:
+    """Return the settings of a build of a model for the candidate alone."""
+    return replace(
+        settings,
+        models=(replace(model, recipes=(candidate.name,)),),
+        recipes=(candidate.recipe,),
+        torch_free=tuple(name for name in settings.torch_free if name == candidate.name),
+        extras={},
+        jobs=1,
+    )
+
+
+def tools_error(candidate: Candidate, settings: Settings) -> BackendError | None:
+    """Return the error of a build that lacks a candidate's tools; `None` if all tools are installed."""
+    try:
+        refuse_missing_tools(replace(settings, recipes=(candidate.recipe,)))
+    except BackendError as error:
+        return error
+    return None
+
+
+def refuse_no_engine(settings: Settings, named: Sequence[str]) -> None:
+    """Raise `ConfigError` for a named backend that is unknown or lacks tools, or if no engine is installed."""
+    known = importlib.metadata.entry_points(group=BACKEND_GROUP).names
+    if unknown := [name for name in named if name not in known]:
+        raise ConfigError("there is no such backend", where="`--backend`", found=nearest(unknown[0], known))
+    plain = [Candidate(Recipe(name, (BackendChoice(name),))) for name in named or ENGINES]
+    errors = [error for each in plain if (error := tools_error(each, settings)) is not None]
+    if errors if named else len(errors) == len(plain):
+        raise ConfigError(
+            "a named engine is not installed" if named else "no engine is installed",
+            where="`--backend`" if named else "this environment",
+            found="\n".join(f"{error.what}: {error.found}" for error in errors),
+            hint=errors[-1].hint,
+        )
+
+
+def settings_text(recipe: Recipe) -> str:
+    """Return a recipe's settings for people: `openvino (threads=1), int8`."""
+    names = []
+    for choice in timed_settings(recipe)["backends"]:
+        options = ", ".join(f"{name}={value}" for name, value in choice.get("options", {}).items())
+        names.append(f"{choice['name']} ({options})" if options else choice["name"])
+    text = " then ".join(names) or PORTABLE
+    return text if recipe.precision == "float32" else f"{text}, {recipe.precision}"
