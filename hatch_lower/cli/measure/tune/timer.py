@@ -1,0 +1,120 @@
+"""Times of lowered candidates in `bench`'s measuring processes."""
+
+from __future__ import annotations
+
+import statistics
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+
+from hatch_lower.cli.measure.command import Host, RecipeRefusedError
+from hatch_lower.cli.measure.figures import FEWEST, FigureSubject, interval_of
+from hatch_lower.cli.measure.timed import LOAD_METRICS, Eager, LoadTask, TimedRun, TimedWork, ask_pair, pair_values
+from hatch_lower.cli.measure.tune.lowered import LeftOutError, LoweredCandidate
+from hatch_lower.cli.measure.tune.race import EAGER, Heat
+from hatch_lower.errors import ProcessError
+from hatch_lower.format.evidence import MeasuredCall
+
+Calls = Sequence[tuple[FigureSubject, Mapping[str, int]]]
+EAGER_SIDE = "eager"  # the measuring process's name of eager; other sides are letters
+
+
+class CandidateTimer:
+    """Calls and loads of candidates, in processes with a number of threads; a process that ends is started again."""
+
+    def __init__(
+        self,
+        candidates: Mapping[str, LoweredCandidate],
+        calls: Callable[[], Calls],  # known when a candidate is lowered
+        threads: int,
+        eager: Eager | None,
+        environment: Mapping[str, str],
+        limit: float,
+    ) -> None:
+        self.candidates = candidates  # candidates may be added between heats
+        self.notes: dict[str, None] = {}
+        self._calls = calls
+        self._threads = threads
+        self._eager = eager
+        self._environment = environment
+        self._limit = limit  # seconds of a request
+        self._hosts: dict[int, Host] = {}
+
+    def __enter__(self) -> CandidateTimer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        while self._hosts:
+            self._hosts.popitem()[1].close()
+
+    def _host(self, threads: int) -> Host:
+        if threads not in self._hosts:
+            self._hosts[threads] = Host(threads, self._environment)
+        return self._hosts[threads]
+
+    def heat(self, names: Sequence[str], *, with_eager: bool) -> Heat:
+        sides = dict(zip(string.ascii_uppercase, names, strict=False))
+        work = replace(self._work(sides), eager=self._eager if with_eager else None)
+        title = f"calls of {', '.join(names)}"
+        try:
+            answers = ask_pair(self._host(self._threads), work, self._calls(), title, self._limit)
+        except ProcessError:
+            self._close()
+            raise
+        for reason in (answer["no eager"] for answer in answers if answer["no eager"]):
+            self.notes[f"eager is not timed: {reason}"] = None
+        calls = [pair_values(processes) for processes in zip(*(answer["calls"] for answer in answers), strict=True)]
+        names_of = {**sides, EAGER_SIDE: EAGER}
+        return {names_of[side]: tuple(call[side] for call in calls) for side in calls[0]}
+
+    def load(self, name: str, loads: int) -> dict[str, float]:
+        """Return the median seconds and memory of loads; raise `LeftOutError` if the recipe cannot run."""
+        run = TimedRun(self._host, lambda *_: False, self._limit, lambda line: None)
+        task = LoadTask(run, self._work({"A": name}), loads)
+        try:
+            task.measure(0)
+        except RecipeRefusedError as reason:
+            raise LeftOutError(f"cannot run here: {reason}") from reason
+        except ProcessError:
+            self._close()
+            raise
+        return {metric: statistics.median(run.measured[task.subject, metric].rounds["A"]) for metric in LOAD_METRICS}
+
+    def _work(self, sides: Mapping[str, str]) -> TimedWork:
+        lowered = {side: self.candidates[name] for side, name in sides.items()}
+        first, *_ = lowered.values()
+        imports = dict.fromkeys(module for each in lowered.values() for module in each.candidate.recipe.imports)
+        return TimedWork(
+            self._calls()[0][0].model,
+            first.candidate.name,
+            self._threads,
+            tuple(self._calls()),
+            {side: each.folder for side, each in lowered.items()},
+            None,
+            tuple(imports),
+            {side: name for side, name in sides.items() if name != first.candidate.name},
+        )
+
+
+def measured_calls(calls: Calls, heats: Sequence[Heat], name: str) -> tuple[MeasuredCall, ...]:
+    """Return the times of a candidate's calls over its heats."""
+    own = [heat for heat in heats if name in heat]
+    found = []
+    for at, (subject, sizes) in enumerate(calls):
+        seconds = [heat[name][at] for heat in own]
+        eager = [heat[EAGER][at] for heat in own if EAGER in heat]
+        median = statistics.median(seconds)
+        low, high = min(seconds), max(seconds)
+        if len(seconds) >= FEWEST:
+            interval = interval_of(seconds)
+            low, high = min(interval.low, median), max(interval.high, median)
+        found.append(
+            MeasuredCall(subject.method, dict(sizes), median, low, high, statistics.median(eager) if eager else None)
+        )
+    return tuple(found)
