@@ -20,14 +20,14 @@ DIGITS = 4  # significant digits of a number in the file
 HINT = f"restore {EVIDENCE_FILE} from version control, or remove it and run `hatch-lower tune --write`"
 
 
-def read_positive(value: object) -> float:
+def read_above_zero(value: object) -> float:
     number = read_float(value)
     if number <= 0:
         raise Damage(f"{show_value(value)} instead of a number above 0")
     return number
 
 
-Positive: TypeAlias = Annotated[float, read_positive]
+Positive: TypeAlias = Annotated[float, read_above_zero]
 
 
 class MeasuredCall(Frozen):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from hatch_lower.cli.measure.figures import FEWEST, Interval
-from hatch_lower.cli.measure.tune.race import EAGER, Heat, Preference, Race, is_settled, pick, run_race
+from hatch_lower.cli.measure.tune.race import EAGER, Heat, Preference, Race, Stopwatch, fast_alone, is_settled, pick
 from hatch_lower.errors import ConfigError, ProcessError
 
 pytest.importorskip("scipy")
@@ -36,7 +36,10 @@ class ScriptedTimer:
 
 
 def raced(timer: ScriptedTimer, budget: float = 600.0) -> Race:
-    return run_race(list(timer.seconds), timer, budget, lambda line: None, lambda: timer.now)
+    watch = Stopwatch(timer, budget, lambda line: None, lambda: timer.now)
+    watch.time_alone(list(timer.seconds))
+    watch.contend(fast_alone(watch.race, list(timer.seconds)))
+    return watch.race
 
 
 def test_each_candidate_is_timed_alone_and_much_slower_candidates_not_again() -> None:

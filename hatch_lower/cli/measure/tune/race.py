@@ -44,10 +44,11 @@ class Race:
     leader: str = ""
     is_certain: bool = False  # whether the order of the contenders was decided within the budget
     failed: dict[str, str] = field(default_factory=dict)  # candidate to the reason why it cannot be timed
+    spent: float = 0.0  # seconds of all heats
 
     def ratio(self, name: str, other: str) -> Interval:
         """Return the ratio of two candidates' calls, over the heats of both."""
-        return interval_of([joined(heat[name]) / joined(heat[other]) for heat in self.shared(name, other)])
+        return interval_of([mean_call(heat[name]) / mean_call(heat[other]) for heat in self.shared(name, other)])
 
     def shared(self, *names: str) -> list[Heat]:
         return [heat for heat in self.heats if all(name in heat for name in names)]
@@ -62,10 +63,10 @@ class Race:
 
     def alone(self, name: str) -> float:
         heat = self.shared(name)[0]
-        return joined(heat[name]) / (joined(heat[EAGER]) if EAGER in heat else 1.0)
+        return mean_call(heat[name]) / (mean_call(heat[EAGER]) if EAGER in heat else 1.0)
 
 
-def joined(seconds: Sequence[float]) -> float:
+def mean_call(seconds: Sequence[float]) -> float:
     return statistics.geometric_mean(seconds)
 
 
@@ -77,53 +78,75 @@ def is_settled(found: Interval) -> bool:
     return found.low > TIE or found.high <= TIE or (found.low > 0 and found.high / found.low <= NARROW)
 
 
-def run_race(
-    names: Sequence[str], timer: Timer, budget: float, tell: Tell, clock: Callable[[], float] = time.monotonic
-) -> Race:
-    """Time candidates until the best are known, or until `budget` seconds have passed."""
-    begin = clock()
-    race = Race()
-    time_alone(race, names, timer, budget, tell, clock)
-    first = [name for name in names if name not in race.failed]
-    if not first:
-        return race
-    race.leader = min(first, key=race.alone)
-    race.contenders = [name for name in first if race.alone(name) <= SLOW_ALONE * race.alone(race.leader)]
-    for turn in itertools.count(1):
-        rest = [name for name in race.contenders if name != race.leader and not settled(race, name)]
-        race.is_certain = not rest
-        if not rest or clock() - begin > budget:
-            return race
-        for group in groups(rest):
-            tell(f"turn {turn}: {', '.join([race.leader, *group])}")
-            race.heats.append(timer.heat([race.leader, *group], with_eager=False))
-        drop_slower(race)
-        race.leader = min(race.contenders, key=lambda name: (race.estimate(name), name))
-    raise AssertionError  # the loop has no other end
+class Stopwatch(Frozen):
+    """A race with its timer and its budget in seconds."""
 
+    timer: Timer
+    budget: float
+    tell: Tell
+    clock: Callable[[], float] = time.monotonic
+    race: Race = field(default_factory=Race)
 
-def time_alone(
-    race: Race, names: Sequence[str], timer: Timer, budget: float, tell: Tell, clock: Callable[[], float]
-) -> None:
-    """Time each candidate beside eager alone; raise `ConfigError` if the budget is too small for all candidates."""
-    begin = clock()
-    for done, name in enumerate(names):
-        if done and clock() - begin > budget:
-            needed = math.ceil((clock() - begin) / done * len(names))
-            raise ConfigError(
-                "the budget is too small",
-                where=f"`--budget` of {budget:g} s",
-                found=f"{done} of {len(names)} candidates were timed once in {clock() - begin:.0f} s",
-                hint=f"give at least `--budget {needed}s`, or fewer candidates",
-            )
-        tell(f"timing {name}, {done + 1} of {len(names)}")
+    @property
+    def is_over(self) -> bool:
+        return self.race.spent > self.budget
+
+    def heat(self, names: Sequence[str], *, with_eager: bool = False) -> None:
+        begin = self.clock()
         try:
-            race.heats.append(timer.heat([name], with_eager=True))
-        except LowerError as error:  # a crash, or a hanging call, concerns this candidate only
-            race.failed[name] = ": ".join(filter(None, [error.what, error.found]))
+            self.race.heats.append(self.timer.heat(names, with_eager=with_eager))
+        finally:
+            self.race.spent += self.clock() - begin
+
+    def time_alone(self, names: Sequence[str]) -> None:
+        """Time each candidate beside eager alone; raise `ConfigError` if the budget is too small for all candidates."""
+        for done, name in enumerate(names):
+            if done and self.is_over:
+                raise small_budget_error(self.budget, self.race.spent, done, len(names))
+            self.tell(f"timing {name}, {done + 1} of {len(names)}")
+            try:
+                self.heat([name], with_eager=True)
+            except LowerError as error:  # a crash, or a hanging call, concerns this candidate only
+                self.race.failed[name] = ": ".join(filter(None, [error.what, error.found]))
+
+    def contend(self, names: Sequence[str], fixed: str = "", is_settled: Settled = is_settled) -> None:
+        """Time candidates together until the best are known, or until the budget is used up.
+
+        With a `fixed` leader, until the ratio of every other candidate to the leader is settled.
+        """
+        race = self.race
+        race.leader = fixed or min(names, key=race.alone)
+        race.contenders = list(names)
+        for turn in itertools.count(1):
+            others = [name for name in race.contenders if name != race.leader]
+            rest = [name for name in others if not settled(race, name, is_settled)]
+            race.is_certain = not rest
+            if not rest or self.is_over:
+                break
+            for group in groups(rest):
+                self.tell(f"turn {turn}: {', '.join([race.leader, *group])}")
+                self.heat([race.leader, *group])
+            drop_slower(race)
+            race.leader = fixed or min(race.contenders, key=lambda name: (race.estimate(name), name))
 
 
-def settled(race: Race, name: str) -> bool:
+def fast_alone(race: Race, names: Sequence[str]) -> list[str]:
+    """Return the candidates that are not much slower than the fastest in their first heats."""
+    timed = [name for name in names if name not in race.failed]
+    least = min((race.alone(name) for name in timed), default=0.0)
+    return [name for name in timed if race.alone(name) <= SLOW_ALONE * least]
+
+
+def small_budget_error(budget: float, spent: float, done: int, every: int) -> ConfigError:
+    return ConfigError(
+        "the budget is too small",
+        where=f"`--budget` of {budget:g} s",
+        found=f"{done} of {every} candidates were timed once in {spent:.0f} s",
+        hint=f"give at least `--budget {math.ceil(spent / done * every)}s`, or fewer candidates",
+    )
+
+
+def settled(race: Race, name: str, is_settled: Settled) -> bool:
     return bool(race.shared(name, race.leader)) and is_settled(race.ratio(name, race.leader))
 
 
@@ -142,7 +165,7 @@ def is_slower(race: Race, name: str) -> bool:
     shared = race.shared(name, race.leader)
     if not shared:
         return False
-    ratios = [joined(heat[name]) / joined(heat[race.leader]) for heat in shared]
+    ratios = [mean_call(heat[name]) / mean_call(heat[race.leader]) for heat in shared]
     if any(len(ratios) >= count and min(ratios) > least for count, least in SLOW_TOGETHER.items()):
         return True
     return len(ratios) >= FEWEST and race.ratio(name, race.leader).low > TIE
