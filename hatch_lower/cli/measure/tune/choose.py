@@ -1,0 +1,240 @@
+"""The choice of a model's recipe: candidates are lowered, verified and timed, and the best for an aim is taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hatch_lower.cli.measure.command import Tell
+from hatch_lower.cli.measure.figures import METRICS
+from hatch_lower.cli.measure.tune.candidates import (
+    Aim,
+    Candidate,
+    Candidates,
+    first_candidates,
+    settings_text,
+    tools_error,
+    variants,
+)
+from hatch_lower.cli.measure.tune.lowered import LeftOutError, LoweredCandidate, left_out_reason
+from hatch_lower.cli.measure.tune.race import Preference, Race, Stopwatch, Timer, fast_alone, pick
+from hatch_lower.cli.measure.tune.timer import Calls, measured_calls
+from hatch_lower.config.settings import Settings
+from hatch_lower.config.tables import Precision
+from hatch_lower.config.timed import recipe_digest, timed_settings
+from hatch_lower.errors import ConfigError, LowerError, ProgramError, nearest
+from hatch_lower.format.evidence import Measurement, TunedChoice
+from hatch_lower.frozen import Frozen
+
+LOADS = {"memory": 8}  # loads of a candidate, by aim
+FEW_LOADS = 3
+UNEQUAL_LOAD = METRICS["memory-bytes"].difference  # bytes: a smaller difference of memory is no reason for a choice
+
+
+class Wanted(Frozen):
+    """The question: a model, the aim, and the candidates."""
+
+    settings: Settings  # of the project
+    model: str
+    aim: Aim
+    budget: float  # seconds of timing
+    level: str
+    threads: int
+    backends: tuple[str, ...] = ()  # engines to try; empty: the known engines
+    precisions: tuple[Precision, ...] = ()
+
+    @property
+    def current(self) -> str:
+        """The recipe that `load` tries first now."""
+        (model,) = (each for each in self.settings.models if each.name == self.model)
+        return model.recipes[0]
+
+
+class CandidateBench(Protocol):
+    """The means of a choice: lowering, loads, and heats."""
+
+    calls: Calls
+
+    def lowered(self, candidate: Candidate) -> AbstractContextManager[LoweredCandidate]: ...
+
+    def timer(self, candidates: Mapping[str, LoweredCandidate]) -> AbstractContextManager[LoadTimer]: ...
+
+
+class LoadTimer(Timer, Protocol):
+    notes: dict[str, None]
+
+    def load(self, name: str, loads: int) -> dict[str, float]: ...
+
+
+class TunedModel(Frozen):
+    """The answer: the chosen recipe, and the measurements of all candidates that were timed."""
+
+    choice: TunedChoice
+    current: str
+    chosen: Candidate
+    candidates: Mapping[str, Candidate]
+    measurements: tuple[Measurement, ...]
+    ratios: Mapping[str, float]  # candidate to its figure of the aim, divided by the chosen candidate's
+    left_out: Mapping[str, str]  # candidate to the reason
+    is_certain: bool
+    notes: tuple[str, ...] = ()
+
+    def measurement(self, name: str) -> Measurement:
+        (found,) = (each for each in self.measurements if each.recipe == name)
+        return found
+
+
+@dataclass(slots=True)
+class Progress:
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    lowered: dict[str, LoweredCandidate] = field(default_factory=dict)
+    loads: dict[str, dict[str, float]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callable[[], float]) -> TunedModel:
+    """Return the best recipe of a model for the aim."""
+    found = first_candidates(wanted.settings, wanted.backends, wanted.precisions)
+    state = Progress()
+    with ExitStack() as stack:
+        timer = stack.enter_context(bench.timer(state.lowered))
+        watch = Stopwatch(timer, wanted.budget, tell, clock)
+        names = prepare_candidates(wanted, list(found), bench, state, timer, stack, tell)
+        watch.time_alone(names)
+        more = [
+            each
+            for name in fast_alone(watch.race, names)
+            for each in add_variants(found, state.candidates[name], wanted)
+        ]
+        others = prepare_candidates(wanted, more, bench, state, timer, stack, tell)
+        watch.time_alone(others)
+        state.left_out |= watch.race.failed
+        timed = [name for name in (*names, *others) if name not in watch.race.failed]
+        if not timed:
+            raise no_candidate_error(wanted, state.left_out)
+        if wanted.aim in ("latency", "throughput"):
+            watch.contend(fast_alone(watch.race, timed))
+        return tuned_answer(wanted, bench.calls, state, watch.race, timed, tuple(timer.notes))
+
+
+def add_variants(found: Candidates, candidate: Candidate, wanted: Wanted) -> list[Candidate]:
+    """Add the candidates with other options of a candidate's engine."""
+    tried = (found.add(*each) for each in variants(candidate, wanted.level, wanted.threads))
+    return [each for each in tried if each is not None]
+
+
+def prepare_candidates(
+    wanted: Wanted,
+    candidates: Iterable[Candidate],
+    bench: CandidateBench,
+    state: Progress,
+    timer: LoadTimer,
+    stack: ExitStack,
+    tell: Tell,
+) -> list[str]:
+    """Lower, verify and load candidates; return the names of the candidates that can be timed."""
+    names: list[str] = []
+    last = ""
+    for candidate in candidates:
+        name = candidate.name
+        state.candidates[name] = candidate
+        if (error := tools_error(candidate, wanted.settings)) is not None:
+            state.left_out[name] = f"not installed: {error.found or error.what}"
+            continue
+        tell(f"lowering {wanted.model} for {settings_text(candidate.recipe)}")
+        try:
+            state.lowered[name] = stack.enter_context(bench.lowered(candidate))
+            tell(f"loading {name}")
+            state.loads[name] = timer.load(name, LOADS.get(wanted.aim, FEW_LOADS))
+        except LeftOutError as reason:
+            state.left_out[name] = str(reason)
+            continue
+        except LowerError as refused:
+            if not names and str(refused) == last:  # a fault of the model, which each candidate would repeat
+                raise
+            last, state.left_out[name] = str(refused), left_out_reason(refused)
+            continue
+        names.append(name)
+    return names
+
+
+def no_candidate_error(wanted: Wanted, left_out: Mapping[str, str]) -> ProgramError:
+    return ProgramError(
+        "no candidate is verified and runs on this machine",
+        where=f"model `{wanted.model}`",
+        found="\n".join(f"{name}: {reason}" for name, reason in left_out.items()),
+        hint="`hatch build` with a single backend shows the whole error",
+    )
+
+
+def tuned_answer(
+    wanted: Wanted, calls: Calls, state: Progress, race: Race, timed: Sequence[str], notes: Sequence[str]
+) -> TunedModel:
+    measurements = {name: measurement(wanted, calls, state, race, name) for name in timed}
+    estimates = figures_of_aim(wanted.aim, measurements, race)
+    preferences = {name: preference(wanted, state, name) for name in estimates}
+    chosen = pick(estimates, preferences)
+    figures = {name: estimates.get(name, race.estimate(name) if race.leader else math.inf) for name in timed}
+    return TunedModel(
+        TunedChoice(wanted.model, wanted.level, wanted.aim, chosen),
+        wanted.current,
+        state.candidates[chosen],
+        state.candidates,
+        tuple(measurements.values()),
+        {name: figure / figures[chosen] for name, figure in figures.items()},
+        state.left_out,
+        race.is_certain or wanted.aim in ("size", "memory"),
+        tuple(notes),
+    )
+
+
+def figures_of_aim(aim: Aim, measurements: Mapping[str, Measurement], race: Race) -> dict[str, float]:
+    """Return the figure of the aim for each candidate that may be chosen: less is better."""
+    if aim == "size":
+        return {name: float(max(each.installed_bytes, 1)) for name, each in measurements.items()}
+    if aim == "memory":
+        least = min(each.memory_bytes for each in measurements.values())
+        return {
+            name: float(least if each.memory_bytes <= least + UNEQUAL_LOAD else each.memory_bytes)
+            for name, each in measurements.items()
+        }
+    return {name: race.estimate(name) for name in race.contenders}
+
+
+def preference(wanted: Wanted, state: Progress, name: str) -> Preference:
+    candidate = state.candidates[name]
+    return Preference(
+        is_current=name == wanted.current,
+        is_exact=candidate.recipe.precision == "float32",
+        options=candidate.options,
+        installed_bytes=state.lowered[name].installed_bytes,
+    )
+
+
+def measurement(wanted: Wanted, calls: Calls, state: Progress, race: Race, name: str) -> Measurement:
+    lowered, loads = state.lowered[name], state.loads[name]
+    return Measurement(
+        model=wanted.model,
+        recipe=name,
+        digest=recipe_digest(lowered.candidate.recipe),
+        settings=timed_settings(lowered.candidate.recipe),
+        level=wanted.level,
+        threads=wanted.threads,
+        calls=measured_calls(calls, race.heats, name),
+        load_seconds=loads["load-seconds"],
+        memory_bytes=round(loads["memory-bytes"]),
+        wheel_bytes=lowered.wheel_bytes,
+        installed_bytes=lowered.installed_bytes,
+        accuracy=lowered.accuracy,
+        versions=lowered.versions,
+    )
+
+
+def find_wanted_models(settings: Settings, named: str | None) -> list[str]:
+    known = [model.name for model in settings.models]
+    if named is not None and named not in known:
+        raise ConfigError("the project has no such model", where=f"`{named}`", found=nearest(named, known))
+    return known if named is None else [named]

@@ -1,0 +1,211 @@
+"""The choice of `hatch-lower tune` with scripted lowering and times: figures of each aim, and candidates left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hatch_lower.cli.measure.figures import FigureSubject
+from hatch_lower.cli.measure.tune import choose as choose_module
+from hatch_lower.cli.measure.tune.candidates import Candidate
+from hatch_lower.cli.measure.tune.choose import TunedModel, Wanted, find_wanted_models, tune_recipe
+from hatch_lower.cli.measure.tune.lowered import LeftOutError, LoweredCandidate
+from hatch_lower.cli.measure.tune.race import EAGER, Heat
+from hatch_lower.cli.tune_text import tuned_lines
+from hatch_lower.config.settings import Metadata, Settings, read_settings
+from hatch_lower.errors import BackendError, CaptureError, ConfigError, LowerError, ProgramError, VerificationError
+from hatch_lower.format.evidence import MeasuredAccuracy
+
+pytest.importorskip("scipy")
+
+SECONDS = {
+    "default": 0.9,
+    "portable": 1.0,
+    "onnxruntime": 0.5,
+    "openvino": 0.8,
+    "openvino-1-thread": 0.45,
+    "executorch": 2.0,
+}
+BYTES = {
+    "default": 700,
+    "portable": 699,
+    "onnxruntime": 130,
+    "openvino": 230,
+    "openvino-1-thread": 230,
+    "executorch": 900,
+}
+
+
+class ScriptedBench:
+    """Candidates of known times and sizes; each heat takes a second of the clock."""
+
+    calls = ((FigureSubject("digits", "", "forward", "", 2), {}),)
+
+    def __init__(self, faults: Mapping[str, BaseException] = {}, memory: Mapping[str, int] = {}) -> None:
+        self.faults = faults
+        self.memory = memory
+        self.notes: dict[str, None] = {}
+        self.now = 0.0
+        self.open: set[str] = set()
+        self.order: list[str] = []
+
+    @contextmanager
+    def lowered(self, candidate: Candidate) -> Iterator[LoweredCandidate]:
+        self.order.append(candidate.name)
+        if isinstance(fault := self.faults.get(candidate.name), (LowerError, LeftOutError)):
+            raise fault
+        self.open.add(candidate.name)
+        try:
+            yield LoweredCandidate(
+                candidate,
+                SimpleNamespace(),
+                Path("/lowered"),
+                SimpleNamespace(),
+                wheel_bytes=10,
+                installed_bytes=BYTES.get(candidate.name, 1000),
+                accuracy=MeasuredAccuracy("error", 1e-6),
+                versions={"torch": "2.13.0"},
+            )
+        finally:
+            self.open.remove(candidate.name)
+
+    @contextmanager
+    def timer(self, candidates: Mapping[str, LoweredCandidate]) -> Iterator[ScriptedBench]:
+        yield self
+
+    def load(self, name: str, loads: int) -> dict[str, float]:
+        if f"load {name}" in self.faults:
+            raise self.faults[f"load {name}"]
+        return {"load-seconds": 0.1, "memory-bytes": float(self.memory.get(name, 10 << 20))}
+
+    def heat(self, names: Sequence[str], *, with_eager: bool) -> Heat:
+        assert self.open.issuperset(names)
+        self.now += 1
+        found = {name: (SECONDS.get(name, 1.5),) for name in names}
+        return {**found, EAGER: (1.0,)} if with_eager else found
+
+
+@pytest.fixture(autouse=True)
+def _all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_module, "tools_error", lambda candidate, settings: None)
+
+
+def settings_of(**table: Any) -> Settings:
+    project = Metadata("digits", "1.0", {"digits": "digits:export"})
+    return read_settings(
+        {"backends": ["aoti"], **table}, project, root=Path("/project"), packages=["digits"], regular=["digits"]
+    )
+
+
+def chosen(bench: ScriptedBench, **fields: Any) -> TunedModel:
+    wanted = Wanted(settings_of(), "digits", "latency", 600.0, "x86-64-v3", 2)
+    return tune_recipe(replace(wanted, **fields), bench, lambda line: None, lambda: bench.now)
+
+
+def test_the_fastest_candidate_is_chosen_and_every_candidate_is_measured() -> None:
+    bench = ScriptedBench()
+    tuned = chosen(bench)
+    assert tuned.choice.recipe == "onnxruntime"
+    assert {each.recipe for each in tuned.measurements} >= {
+        "default",
+        "portable",
+        "onnxruntime",
+        "openvino",
+        "executorch",
+    }
+    assert tuned.ratios["default"] == pytest.approx(1.8)
+    assert (tuned.current, tuned.is_certain) == ("default", True)
+    assert bench.open == set()
+
+
+def test_options_are_tried_of_engines_that_are_not_much_slower() -> None:
+    bench = ScriptedBench()
+    chosen(bench)
+    assert "onnxruntime-1-thread" in bench.order
+    assert not {"openvino-1-thread", "executorch-1-thread", "aoti-prepack-weights"} & set(bench.order)
+
+
+def test_size_and_memory_have_their_own_figures() -> None:
+    assert chosen(ScriptedBench(), aim="size").choice.recipe == "onnxruntime"
+    memory = {"portable": 20 << 20, "default": 40 << 20, "onnxruntime": 23 << 20}
+    tuned = chosen(ScriptedBench(memory={**memory, "openvino": 90 << 20, "executorch": 60 << 20}), aim="memory")
+    assert tuned.choice.recipe == "onnxruntime-1-thread"
+    memory["onnxruntime-1-thread"] = 60 << 20
+    tuned = chosen(ScriptedBench(memory={**memory, "openvino": 90 << 20, "executorch": 60 << 20}), aim="memory")
+    assert tuned.choice.recipe == "onnxruntime", "a difference of 3 MiB does not count, and its size is smaller"
+
+
+def test_candidates_are_left_out_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = BackendError("the backend needs libraries", found="no module `executorch`")
+    monkeypatch.setattr(
+        choose_module, "tools_error", lambda each, settings: missing if each.name == "executorch" else None
+    )
+    tuned = chosen(
+        ScriptedBench(
+            {
+                "onnxruntime": VerificationError("other values", found="output 0\n  differs"),
+                "openvino": BackendError("an operation is unknown"),
+                "load portable": LeftOutError("cannot run here: no AVX-512"),
+            }
+        )
+    )
+    assert tuned.left_out == {
+        "executorch": "not installed: no module `executorch`",
+        "onnxruntime": "not verified: other values: output 0; differs",
+        "openvino": "refused: an operation is unknown",
+        "portable": "cannot run here: no AVX-512",
+    }
+    assert tuned.choice.recipe == "default"
+    lines = list(tuned_lines(tuned))
+    assert "left out: portable: cannot run here: no AVX-512" in lines
+    assert "digits keeps the recipe `default`" in lines
+
+
+def test_a_fault_of_the_model_is_raised_when_it_repeats() -> None:
+    bench = ScriptedBench({name: CaptureError("torch.export could not capture") for name in SECONDS})
+    with pytest.raises(CaptureError):
+        chosen(bench)
+    assert bench.order == ["default", "portable"]
+
+
+def test_a_model_without_a_verified_candidate_is_refused_with_all_reasons() -> None:
+    bench = ScriptedBench({name: VerificationError(f"{name} differs") for name in SECONDS})
+    with pytest.raises(ProgramError, match="no candidate is verified and runs on this machine") as error:
+        chosen(bench)
+    assert error.value.where == "model `digits`"
+    assert error.value.found.startswith("default: not verified: default differs\nportable:")
+
+
+def test_a_budget_that_ends_early_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SECONDS, "openvino", 0.55)
+    tuned = chosen(ScriptedBench(), budget=8.5)
+    assert not tuned.is_certain
+    assert "note: the budget ended before the order of the best was certain" in list(tuned_lines(tuned))
+
+
+def test_an_interrupt_closes_lowered_candidates() -> None:
+    bench = ScriptedBench({"load openvino": KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        chosen(bench)
+    assert bench.open == set()
+
+
+def test_the_table_has_the_choice_first() -> None:
+    lines = list(tuned_lines(chosen(ScriptedBench())))
+    assert lines[0] == "digits, for latency, on x86-64-v3, 2 threads"
+    assert lines[2].split()[:3] == ["recipe", "settings", "call"]
+    assert lines[3].split()[:3] == ["→", "onnxruntime", "onnxruntime"]
+    assert lines[-2] == "digits gets the recipe `onnxruntime`: `default` has 1.80 times its time"
+
+
+def test_an_unknown_model_is_refused_with_a_near_name() -> None:
+    assert find_wanted_models(settings_of(), None) == ["digits"]
+    with pytest.raises(ConfigError, match="the project has no such model") as error:
+        find_wanted_models(settings_of(), "digit")
+    assert "digits" in error.value.found
