@@ -34,7 +34,13 @@ LIMIT = 1.1
 AIMS: tuple[Aim, ...] = ("latency", "throughput", "size", "memory")
 
 
-class Duration(click.FloatRange):
+if TYPE_CHECKING:
+    SecondsType = click.ParamType[float]
+else:
+    SecondsType = click.ParamType  # no generic class at run time
+
+
+class Duration(SecondsType):
     """A time such as `90s`, `10m` or `1h`, in seconds."""
 
     name = "time"
