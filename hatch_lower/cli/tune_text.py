@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from hatch_lower.cli.measure.tune.candidates import settings_text
 from hatch_lower.cli.measure.tune.choose import TunedModel
 from hatch_lower.cli.profile import call_time_text
 from hatch_lower.errors import size_text
-from hatch_lower.format.evidence import Measurement
+from hatch_lower.format.evidence import Measurement, mean_of
 from hatch_lower.hatch.terminal import table_lines
 
 HEADINGS = (
@@ -38,7 +37,7 @@ def tuned_lines(tuned: TunedModel) -> Iterator[str]:
 
 def tuned_cells(tuned: TunedModel, measured: Measurement) -> tuple[str, ...]:
     name = measured.recipe
-    low, high = (joined_seconds([getattr(call, end) for call in measured.calls]) for end in ("low", "high"))
+    low, high = (mean_of([getattr(call, end) for call in measured.calls]) for end in ("low", "high"))
     accuracy = measured.accuracy
     return (
         "→" if name == tuned.choice.recipe else "",
@@ -46,23 +45,14 @@ def tuned_cells(tuned: TunedModel, measured: Measurement) -> tuple[str, ...]:
         settings_text(tuned.candidates[name].recipe),
         call_time_text(measured.call_seconds),
         f"{call_time_text(low)} … {call_time_text(high)}",
-        f"{tuned.ratios[name]:.2f}",
-        eager_text(measured),
+        f"{'≈ ' if name in tuned.rough else ''}{tuned.ratios[name]:.2f}",
+        "" if measured.eager_ratio is None else f"{measured.eager_ratio:.2f}",
         call_time_text(measured.load_seconds),
         size_text(measured.memory_bytes),
         size_text(measured.wheel_bytes),
         size_text(measured.installed_bytes),
         "" if accuracy is None else f"{accuracy.kind} {accuracy.value:.2g}",
     )
-
-
-def joined_seconds(seconds: list[float]) -> float:
-    return math.exp(math.fsum(map(math.log, seconds)) / len(seconds))
-
-
-def eager_text(measured: Measurement) -> str:
-    calls = [(call.median, call.eager) for call in measured.calls if call.eager is not None]
-    return f"{joined_seconds([median / eager for median, eager in calls]):.2f}" if calls else ""
 
 
 def chosen_line(tuned: TunedModel) -> str:

@@ -6,7 +6,7 @@ no path. A machine replaces the measurements of its own instruction set level; m
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from hatch_lower.errors import ConfigError, ProgramError
@@ -81,7 +81,18 @@ class Measurement(Frozen):
     @property
     def call_seconds(self) -> float:
         """The geometric mean of the medians of all calls: of two recipes with the same calls, less is faster."""
-        return math.exp(math.fsum(math.log(call.median) for call in self.calls) / len(self.calls))
+        return mean_of([call.median for call in self.calls])
+
+    @property
+    def eager_ratio(self) -> float | None:
+        """The geometric mean of the ratios to eager's medians; `None` if no call was compared with eager."""
+        ratios = [call.median / call.eager for call in self.calls if call.eager is not None]
+        return mean_of(ratios) if ratios else None
+
+
+def mean_of(numbers: Sequence[float]) -> float:
+    """Return the geometric mean of positive numbers."""
+    return math.exp(math.fsum(map(math.log, numbers)) / len(numbers))
 
 
 class TunedChoice(Frozen):

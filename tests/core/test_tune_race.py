@@ -43,10 +43,11 @@ def raced(timer: ScriptedTimer, budget: float = 600.0) -> Race:
 
 
 def test_each_candidate_is_timed_alone_and_much_slower_candidates_not_again() -> None:
-    timer = ScriptedTimer({"a": 1.0, "b": 1.1, "c": 1.6, "d": 4.0})
+    timer = ScriptedTimer({"a": 1.0, "b": 1.1, "c": 2.6, "d": 4.0})
     race = raced(timer)
     assert timer.asked[:4] == [["a"], ["b"], ["c"], ["d"]]
     assert not any({"c", "d"} & set(names) for names in timer.asked[4:])
+    assert [name for name in "abcd" if race.is_rough(name)] == ["c", "d"]
     assert race.leader == "a"
 
 
@@ -77,6 +78,11 @@ def test_a_candidate_that_is_faster_beside_the_leader_becomes_the_leader() -> No
     race.heats.append({"a": (1.0,), "b": (0.9,)})
     assert race.estimate("b") == pytest.approx(0.9)
     assert raced(ScriptedTimer({"a": 1.0, "b": 0.97}, noise=0.01)).leader == "b"
+
+
+def test_candidates_of_different_groups_are_compared_by_way_of_a_third() -> None:
+    race = Race([{"a": (1.0,), "b": (2.0,)}, {"b": (1.0,), "c": (3.0,)}], ["a", "b", "c"], "a")
+    assert race.estimate("c") == pytest.approx(6.0)
 
 
 def test_contenders_beyond_a_process_race_in_groups_with_the_leader() -> None:

@@ -20,7 +20,7 @@ from hatch_lower.cli.measure.tune.candidates import (
     variants,
 )
 from hatch_lower.cli.measure.tune.lowered import LeftOutError, LoweredCandidate, left_out_reason
-from hatch_lower.cli.measure.tune.race import Preference, Race, Stopwatch, Timer, fast_alone, pick
+from hatch_lower.cli.measure.tune.race import WORTH_OPTIONS, Preference, Race, Stopwatch, Timer, fast_alone, pick
 from hatch_lower.cli.measure.tune.timer import Calls, measured_calls
 from hatch_lower.config.settings import Settings
 from hatch_lower.config.tables import Precision
@@ -80,11 +80,8 @@ class TunedModel(Frozen):
     ratios: Mapping[str, float]  # candidate to its figure of the aim, divided by the chosen candidate's
     left_out: Mapping[str, str]  # candidate to the reason
     is_certain: bool
+    rough: tuple[str, ...] = ()  # candidates whose ratio is that of single measurements beside eager
     notes: tuple[str, ...] = ()
-
-    def measurement(self, name: str) -> Measurement:
-        (found,) = (each for each in self.measurements if each.recipe == name)
-        return found
 
 
 @dataclass(slots=True)
@@ -104,11 +101,8 @@ def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callab
         watch = Stopwatch(timer, wanted.budget, tell, clock)
         names = prepare_candidates(wanted, list(found), bench, state, timer, stack, tell)
         watch.time_alone(names)
-        more = [
-            each
-            for name in fast_alone(watch.race, names)
-            for each in add_variants(found, state.candidates[name], wanted)
-        ]
+        fast = [state.candidates[name] for name in fast_alone(watch.race, names, WORTH_OPTIONS)]
+        more = [each for candidate in fast for each in add_variants(found, candidate, wanted)]
         others = prepare_candidates(wanted, more, bench, state, timer, stack, tell)
         watch.time_alone(others)
         state.left_out |= watch.race.failed
@@ -187,6 +181,7 @@ def tuned_answer(
         {name: figure / figures[chosen] for name, figure in figures.items()},
         state.left_out,
         race.is_certain or wanted.aim in ("size", "memory"),
+        tuple(name for name in timed if race.is_rough(name)) if race.leader else (),
         tuple(notes),
     )
 

@@ -22,7 +22,10 @@ from hatch_lower.frozen import Frozen
 EAGER = ""  # the name of eager in a heat: no recipe has it
 TIE = 1.02  # a smaller ratio is no reason for a choice
 NARROW = 1.01  # an interval with this ratio of its ends has an estimate that counts
-SLOW_ALONE = 1.5  # a candidate that is slower by this factor in its first heat leaves
+# A candidate that is slower by this factor in its first heat leaves. On two busy cores the ratio to eager of equal
+# programs differed by a factor of 1.65 between two first heats.
+SLOW_ALONE = 2.5
+WORTH_OPTIONS = 2.0  # of candidates that are slower by this factor in their first heat, options are not tried
 # number of heats to the smallest ratio to the leader with which a candidate leaves, if every heat has a larger ratio
 SLOW_TOGETHER: Mapping[int, float] = {2: 1.35, 4: 1.15}
 TOGETHER = 4  # candidates in a process: each holds the model once
@@ -54,12 +57,19 @@ class Race:
         return [heat for heat in self.heats if all(name in heat for name in names)]
 
     def estimate(self, name: str) -> float:
-        """Return the ratio to the leader: within common heats, else of the first heats, by eager if there is eager."""
+        """Return the ratio to the leader: within common heats, else by way of another candidate, or of eager."""
         if name == self.leader:
             return 1.0
         if self.shared(name, self.leader):
             return self.ratio(name, self.leader).value
+        for other in self.contenders:
+            if self.shared(name, other) and self.shared(other, self.leader):
+                return self.ratio(name, other).value * self.ratio(other, self.leader).value
         return self.alone(name) / self.alone(self.leader)
+
+    def is_rough(self, name: str) -> bool:
+        """Return whether a candidate was never timed together with another."""
+        return not any(name in heat and len(heat.keys() - {EAGER}) > 1 for heat in self.heats)
 
     def alone(self, name: str) -> float:
         heat = self.shared(name)[0]
@@ -130,11 +140,11 @@ class Stopwatch(Frozen):
             race.leader = fixed or min(race.contenders, key=lambda name: (race.estimate(name), name))
 
 
-def fast_alone(race: Race, names: Sequence[str]) -> list[str]:
-    """Return the candidates that are not much slower than the fastest in their first heats."""
+def fast_alone(race: Race, names: Sequence[str], most: float = SLOW_ALONE) -> list[str]:
+    """Return the candidates that are at most `most` times slower than the fastest in their first heats."""
     timed = [name for name in names if name not in race.failed]
     least = min((race.alone(name) for name in timed), default=0.0)
-    return [name for name in timed if race.alone(name) <= SLOW_ALONE * least]
+    return [name for name in timed if race.alone(name) <= most * least]
 
 
 def small_budget_error(budget: float, spent: float, done: int, every: int) -> ConfigError:
