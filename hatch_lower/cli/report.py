@@ -17,6 +17,7 @@ from hatch_lower.cli.page.data import Extras, report_data
 from hatch_lower.cli.page.operations import Facts, dot_text, model_explorer_json, named_graphs
 from hatch_lower.cli.page.page import page_text
 from hatch_lower.cli.page.profiles import read_profile
+from hatch_lower.cli.page.times import read_times
 from hatch_lower.driver.contents import WheelModels, find_contents, loadable_places
 from hatch_lower.errors import ProgramError, nearest, size_text
 
@@ -48,6 +49,7 @@ FILES = {"html": "report.html", "model-explorer": "report.json", "dot": "report.
 @click.option(
     "--profile", "profiles", type=FILE, multiple=True, help="Show the times in a file of `profile --json`. Repeatable."
 )
+@click.option("--times", type=FILE, help="Show the times of recipes in a project's file `lowering-times.json`.")
 @click.option("--sources", type=FOLDER, help="A folder with the sources.")
 @click.option(
     "--check/--no-check",
@@ -62,6 +64,7 @@ def report(
     only: str,
     against: str | None,
     profiles: tuple[Path, ...],
+    times: Path | None,
     sources: Path | None,
     runs: bool,
 ) -> None:
@@ -77,6 +80,7 @@ def report(
             sources=sources,
             profiles=[read_profile(path, methods_of(folders)) for path in profiles],
             checks=check_rows(target, name) if runs else None,
+            times=None if times is None else read_times(times, methods_of(folders)),
             changes=None if against is None else changes_between(target_of(against), target),
         )
         text = page_text(report_data(target, folders, extras))

@@ -282,6 +282,44 @@ def test_ten_thousand_operations_are_drawn_and_moved(opened: Open, tmp_path: Pat
     assert page.page.locator('[role="treeitem"]').count() < 2_000
 
 
+def test_measured_recipes_are_points_and_rows(opened: Open, wheel: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lowering-times.json"
+    value = {
+        "model": "digits",
+        "digest": "0" * 64,
+        "level": "x86-64-v3",
+        "threads": 1,
+        "versions": {},
+        "load_seconds": 0.1,
+        "memory_bytes": 10,
+        "wheel_bytes": 10,
+        "accuracy": {"kind": "error", "value": 1e-6},
+    }
+    rows = [("openvino", 0.001, 300), (EVIL, 0.002, 100), ("aoti", 0.003, 400)]
+    measurements = [
+        {
+            **value,
+            "recipe": name,
+            "settings": {"backends": [{"name": name}]},
+            "installed_bytes": size,
+            "calls": [{"method": "forward", "sizes": {}, "median": call, "low": call, "high": call}],
+        }
+        for name, call, size in rows
+    ]
+    choice = {"model": "digits", "level": "x86-64-v3", "aim": "latency", "recipe": "openvino"}
+    file.write_text(json.dumps({"schema": 1, "measurements": measurements, "choices": [choice]}))
+    shown = opened(wheel, "--times", str(file))
+    shown.open_tab("times")
+    assert shown.page.locator("#times svg").count() == 2
+    assert shown.page.locator("#times svg").first.locator("circle").count() == 3
+    assert shown.page.locator("#times circle.chosen").count() == 2
+    assert shown.page.locator("#times svg").first.locator("circle.best").count() == 2
+    assert shown.page.locator("#times table").first.locator("tbody tr").count() == 3
+    fill = "getComputedStyle(document.querySelector('#times circle')).fill"
+    assert shown.page.evaluate(fill) == "rgb(255, 208, 158)"
+    assert shown.page.evaluate("window.ran") is None
+
+
 def test_parts_of_the_page_are_reached_by_keyboard(opened: Open, wheel: Path) -> None:
     page = opened(wheel)
     page.page.focus("#tab-summary")

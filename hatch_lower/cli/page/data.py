@@ -145,6 +145,7 @@ class Extras(Frozen):
     profiles: Sequence[Facts] = ()  # of `read_profile`
     checks: Sequence[Facts] | None = None  # rows of `hatch-lower check`; `None` if the check did not run
     changes: Facts | None = None  # differences from another wheel
+    times: Sequence[Facts] | None = None  # of `read_times`; `None` without a file
 
 
 @dataclass(slots=True)
@@ -178,6 +179,7 @@ def report_data(target: str | Path, folders: Sequence[WheelModels], extras: Extr
         "checks": extras.checks,
         "profiles": list(extras.profiles),
         "changes": extras.changes,
+        "times": extras.times,
         "strings": list(strings),
     }
 

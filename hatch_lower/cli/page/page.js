@@ -56,6 +56,7 @@
 
   hatch.showSummary(data);
   hatch.showErrors(data);
+  hatch.showTimes(data);
   hatch.showConstants(data);
   hatch.showSbom(data);
   hatch.showChanges(data);

@@ -16,7 +16,7 @@ STYLE = "page.css"
 # in the order of execution
 SCRIPTS = (
     *("vendor/dagre.min.js", "words.js", "tree.js", "layout.js", "canvas.js"),
-    *("view.js", "source.js", "tables.js", "page.js"),
+    *("view.js", "source.js", "tables.js", "times.js", "page.js"),
 )
 LICENCES = ("vendor/dagre.LICENSE",)  # license texts accompany the code
 MAP_COMMENT = "//# sourceMappingURL="  # browsers would load the named file
