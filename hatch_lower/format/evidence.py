@@ -36,7 +36,7 @@ class MeasuredCall(Frozen):
     method: Text
     sizes: Mapping[Text, Natural]  # of dynamic dimensions; empty: sizes of the example inputs
     median: Positive
-    low: Positive  # of the interval of the median, with a confidence of 99 %
+    low: Positive  # of an interval with a confidence of 99 %, or of the range where the measurements are few
     high: Positive
     eager: Positive | None = None  # median of eager, called in turns with the recipe; `None` without a comparison
 

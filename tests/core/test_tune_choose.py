@@ -37,6 +37,7 @@ class ScriptedBench:
         self.faults = faults
         self.memory = memory
         self.notes: dict[str, None] = {}
+        self.samples: dict[str, list[tuple[float, ...]]] = {}
         self.now = 0.0
         self.open: set[str] = set()
         self.order: list[str] = []
@@ -74,6 +75,8 @@ class ScriptedBench:
         assert self.open.issuperset(names)
         self.now += 1
         found = {name: (SECONDS.get(name, 1.5),) for name in names}
+        for name in names:
+            self.samples.setdefault(name, []).extend([(0.9 * found[name][0],), (1.1 * found[name][0],)])
         return {**found, EAGER: (1.0,)} if with_eager else found
 
 
@@ -108,6 +111,13 @@ def test_the_fastest_candidate_is_chosen_and_every_candidate_is_measured() -> No
     assert tuned.ratios["default"] == pytest.approx(2.4)
     assert (tuned.current, tuned.is_certain) == ("default", True)
     assert bench.open == set()
+
+
+def test_the_interval_of_few_heats_is_the_range_of_the_processes() -> None:
+    found = {each.recipe: each.calls[0] for each in chosen(ScriptedBench()).measurements}
+    executorch, onnxruntime = found["executorch"], found["onnxruntime"]
+    assert (executorch.median, executorch.low, executorch.high) == pytest.approx((2.0, 1.8, 2.2))
+    assert (onnxruntime.eager, executorch.eager) == (1.0, 1.0)
 
 
 def test_options_are_tried_of_engines_that_are_not_much_slower() -> None:

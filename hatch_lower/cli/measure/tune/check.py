@@ -102,6 +102,7 @@ def check_choice(
     state = Progress()
     with ExitStack() as stack:
         timer = stack.enter_context(bench.timer(state.lowered))
+        state.samples = timer.samples
         watch = Stopwatch(timer, wanted.budget, tell, clock)
         candidates = candidates_of(wanted, evidence.of_model(wanted.model, wanted.level))
         names = prepare_candidates(wanted, candidates, bench, state, timer, stack, tell)

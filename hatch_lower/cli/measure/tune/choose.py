@@ -65,6 +65,7 @@ class CandidateBench(Protocol):
 
 class LoadTimer(Timer, Protocol):
     notes: dict[str, None]
+    samples: dict[str, list[tuple[float, ...]]]
 
     def load(self, name: str, loads: int) -> dict[str, float]: ...
 
@@ -90,6 +91,7 @@ class Progress:
     lowered: dict[str, LoweredCandidate] = field(default_factory=dict)
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    samples: Mapping[str, list[tuple[float, ...]]] = field(default_factory=dict)  # of the timer
 
 
 def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callable[[], float]) -> TunedModel:
@@ -98,6 +100,7 @@ def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callab
     state = Progress()
     with ExitStack() as stack:
         timer = stack.enter_context(bench.timer(state.lowered))
+        state.samples = timer.samples
         watch = Stopwatch(timer, wanted.budget, tell, clock)
         names = prepare_candidates(wanted, list(found), bench, state, timer, stack, tell)
         watch.time_alone(names)
@@ -218,7 +221,7 @@ def measurement(wanted: Wanted, calls: Calls, state: Progress, race: Race, name:
         settings=timed_settings(lowered.candidate.recipe),
         level=wanted.level,
         threads=wanted.threads,
-        calls=measured_calls(calls, race.heats, name),
+        calls=measured_calls(calls, race.heats, state.samples[name], name),
         load_seconds=loads["load-seconds"],
         memory_bytes=round(loads["memory-bytes"]),
         wheel_bytes=lowered.wheel_bytes,

@@ -10,7 +10,16 @@ from types import TracebackType
 
 from hatch_lower.cli.measure.command import Host, RecipeRefusedError
 from hatch_lower.cli.measure.figures import FEWEST, FigureSubject, interval_of
-from hatch_lower.cli.measure.timed import LOAD_METRICS, Eager, LoadTask, TimedRun, TimedWork, ask_pair, pair_values
+from hatch_lower.cli.measure.timed import (
+    LOAD_METRICS,
+    Eager,
+    LoadTask,
+    TimedRun,
+    TimedWork,
+    ask_pair,
+    fastest_mean,
+    pair_values,
+)
 from hatch_lower.cli.measure.tune.lowered import LeftOutError, LoweredCandidate
 from hatch_lower.cli.measure.tune.race import EAGER, Heat
 from hatch_lower.errors import ProcessError
@@ -34,6 +43,8 @@ class CandidateTimer:
     ) -> None:
         self.candidates = candidates  # candidates may be added between heats
         self.notes: dict[str, None] = {}
+        # candidate to the seconds of each call, for each process
+        self.samples: dict[str, list[tuple[float, ...]]] = {}
         self._calls = calls
         self._threads = threads
         self._eager = eager
@@ -70,6 +81,10 @@ class CandidateTimer:
         for reason in (answer["no eager"] for answer in answers if answer["no eager"]):
             self.notes[f"eager is not timed: {reason}"] = None
         calls = [pair_values(processes) for processes in zip(*(answer["calls"] for answer in answers), strict=True)]
+        for answer in answers:
+            for side, name in sides.items():
+                sample = tuple(fastest_mean(times[side]) for times in answer["calls"])
+                self.samples.setdefault(name, []).append(sample)
         names_of = {**sides, EAGER_SIDE: EAGER}
         return {names_of[side]: tuple(call[side] for call in calls) for side in calls[0]}
 
@@ -102,19 +117,28 @@ class CandidateTimer:
         )
 
 
-def measured_calls(calls: Calls, heats: Sequence[Heat], name: str) -> tuple[MeasuredCall, ...]:
-    """Return the times of a candidate's calls over its heats."""
+def measured_calls(
+    calls: Calls, heats: Sequence[Heat], samples: Sequence[tuple[float, ...]], name: str
+) -> tuple[MeasuredCall, ...]:
+    """Return the times of a candidate's calls over its heats; with few heats, the interval is the samples' range."""
     own = [heat for heat in heats if name in heat]
     found = []
     for at, (subject, sizes) in enumerate(calls):
         seconds = [heat[name][at] for heat in own]
         eager = [heat[EAGER][at] for heat in own if EAGER in heat]
         median = statistics.median(seconds)
-        low, high = min(seconds), max(seconds)
+        low, high = (end(sample[at] for sample in samples) for end in (min, max))
         if len(seconds) >= FEWEST:
             interval = interval_of(seconds)
-            low, high = min(interval.low, median), max(interval.high, median)
+            low, high = interval.low, interval.high
         found.append(
-            MeasuredCall(subject.method, dict(sizes), median, low, high, statistics.median(eager) if eager else None)
+            MeasuredCall(
+                subject.method,
+                dict(sizes),
+                median,
+                min(low, median),
+                max(high, median),
+                statistics.median(eager) if eager else None,
+            )
         )
     return tuple(found)
