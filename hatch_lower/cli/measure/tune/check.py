@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from hatch_lower.cli.measure.command import Tell
-from hatch_lower.cli.measure.figures import Interval
+from hatch_lower.cli.measure.figures import FEWEST, Interval
 from hatch_lower.cli.measure.tune.candidates import Candidate, verified
 from hatch_lower.cli.measure.tune.choose import (
     CandidateBench,
@@ -157,6 +157,8 @@ def verdict_lines(checked: CheckedModel) -> Iterator[str]:
 
 def ratio_words(name: str, ratio: Interval, choice: TunedChoice) -> str:
     ends = "" if ratio.low == ratio.high else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+    if ratio.too_few:
+        ends = f" ({ratio.too_few} pairs of processes; {FEWEST} are needed)"
     return (
         f"`{name}` has {ratio.value:.2f}{ends} of the figure of `{choice.recipe}`, for {choice.aim}, in {choice.model}"
     )
