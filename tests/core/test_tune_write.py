@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,8 @@ AOTI = Recipe("default", (BackendChoice("aoti"),))
 NEWER = Recipe("aoti-x86-64-v4", (BackendChoice("aoti", {"isa": "x86-64-v4"}),))
 INT8 = Recipe("openvino-int8", (BackendChoice("openvino", {"threads": 1}),), precision="int8")
 PORTABLE = Recipe("portable")
-RECIPES = {"OPENVINO": OPENVINO, "AOTI": AOTI, "NEWER": NEWER, "INT8": INT8, "PORTABLE": PORTABLE}
+A, B = Recipe("a"), Recipe("b", (BackendChoice("aoti"),))
+RECIPES = {"A": A, "B": B, "OPENVINO": OPENVINO, "AOTI": AOTI, "NEWER": NEWER, "INT8": INT8, "PORTABLE": PORTABLE}
 
 
 def settings_of(text: str, root: Path, table: str = TABLE, models: tuple[str, ...] = ("digits",)) -> Settings:
@@ -91,7 +93,8 @@ def tuned(ratios: Mapping[str, float], written: tuple[str, ...] = ("default",), 
 def written(root: Path, text: str, *choices: TunedModel, name: str = "pyproject.toml", table: str = TABLE) -> str:
     (root / name).write_bytes(text.encode())
     keys = table if name == "pyproject.toml" else table.removeprefix("tool.hatch.")
-    settings = settings_of(text, root, keys, tuple({each.choice.model for each in choices}))
+    models = ("digits", "faces") if "faces" in text else ("digits",)
+    settings = settings_of(text, root, keys, models)
     write_choices(read_files(root, table), settings, choices)
     return (root / name).read_bytes().decode()
 
@@ -187,13 +190,37 @@ def test_the_choice_of_another_level_stays(tmp_path: Path) -> None:
         second, choice=level, measurements=tuple(replace(m, level=level.level) for m in second.measurements)
     )
     found = written(tmp_path, text, second)
-    (model,) = settings_of(found, tmp_path).models
-    assert model.recipes == ("openvino-int8", "openvino")
+    hook = hook_of(found)
+    assert hook["models"]["digits"]["recipes"] == ["openvino-int8", "openvino"]
+    assert hook["order"] == "measured"
     evidence = read_evidence((tmp_path / EVIDENCE_FILE).read_bytes(), "f")
     assert {each.level: each.recipe for each in evidence.choices} == {
         "x86-64-v3": "openvino",
         "x86-64-v4": "openvino-int8",
     }
+
+
+def hook_of(text: str) -> dict[str, Any]:
+    hook: dict[str, Any] = tomllib.loads(text)["tool"]["hatch"]["build"]["hooks"]["lower"]
+    return hook
+
+
+def test_a_later_choice_replaces_the_earlier_choice_of_the_level(tmp_path: Path) -> None:
+    text = written(tmp_path, PROJECT, tuned({"OPENVINO": 1.0, "AOTI": 2.0}))
+    found = hook_of(written(tmp_path, text, tuned({"INT8": 1.0, "OPENVINO": 1.5}, ("openvino",))))
+    assert found["models"]["digits"]["recipes"] == ["openvino-int8"]
+    assert "order" not in found
+
+
+def test_models_that_need_different_orders_are_ordered_by_measurements(tmp_path: Path) -> None:
+    models = 'models.digits.recipes = ["a", "b"]\nmodels.faces.recipes = ["a", "b"]\n'
+    recipes = (
+        '[tool.hatch.build.hooks.lower.recipes.a]\n[tool.hatch.build.hooks.lower.recipes.b]\nbackends = ["aoti"]\n'
+    )
+    text = f"[tool.hatch.build.hooks.lower]\n{models}{recipes}"
+    choices = [tuned({"A": 1.0, "B": 2.0}, ("a", "b")), tuned({"B": 1.0, "A": 2.0}, ("a", "b"), model="faces")]
+    assert hook_of(written(tmp_path, text, *choices))["order"] == "measured"
+    assert hook_of(written(tmp_path, text, choices[0])).get("order") is None
 
 
 def test_the_table_in_hatch_toml_is_edited_there(tmp_path: Path) -> None:

@@ -120,13 +120,14 @@ def variants(candidate: Candidate, level: str, threads: int) -> Iterator[tuple[t
 
 
 def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: Candidate) -> Settings:
-    """Return the settings of a build of a model for the candidate alone."""
+    """Return the settings of a build of a model for the candidate alone, whatever the project's dependencies."""
     return replace(
         settings,
         models=(replace(model, recipes=(candidate.name,)),),
         recipes=(candidate.recipe,),
         torch_free=tuple(name for name in settings.torch_free if name == candidate.name),
         extras={},
+        runtime_requirements="off",
         jobs=1,
     )
 

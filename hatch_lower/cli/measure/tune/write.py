@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hatch_lower.format.evidence import EVIDENCE_FILE, Evidence, read_evidence, 
 from hatch_lower.frozen import Frozen
 
 HATCH_FILE, HATCH_PREFIX = "hatch.toml", "tool.hatch."
+MEASURED = "measured"  # value of the setting `order`
 TOP = "default"  # the recipe of the hook's own `backends`
 
 
@@ -68,21 +70,24 @@ class Change(Frozen):
     new: Mapping[str, Recipe]
 
 
-def change_of(tuned: TunedModel, settings: Settings, evidence: Evidence) -> Change:
-    """Return the change for a choice.
+def change_of(tuned: TunedModel, settings: Settings, before: Evidence) -> Change:
+    """Return the change for a choice; `before` is the evidence without the choice.
 
-    The chosen recipe replaces `default`. Recipes with tables of their own stay as alternatives, and so do the choices
-    of other levels. A choice that runs only on newer machines gets the best recipe of all machines beside it.
+    The chosen recipe replaces `default` and the earlier choice of this level. Other recipes of the model stay as
+    alternatives, and so do the choices of other levels. A choice that runs only on newer machines gets the best recipe
+    of all machines beside it.
     """
     choice = tuned.choice
     (model,) = (each for each in settings.models if each.name == choice.model)
     known = {recipe.name for recipe in settings.recipes}
+    earlier = before.choice(choice.model, choice.level)
+    replaced = {TOP} & {each.recipe for each in tuned.measurements}
+    replaced |= set() if earlier is None else {earlier.recipe}
     names = [choice.recipe]
     if tuned.chosen.needs_level:
         names += fallback(tuned)
-    names += [each.recipe for each in evidence.choices if each.model == choice.model and each.level != choice.level]
-    replaced = TOP in {each.recipe for each in tuned.measurements}
-    names += [name for name in model.recipes if name != TOP or not replaced]
+    names += [each.recipe for each in before.choices if each.model == choice.model and each.level != choice.level]
+    names += [name for name in model.recipes if name not in replaced]
     new = {name: each.recipe for name, each in tuned.candidates.items() if not each.is_written}
     kept = [name for name in dict.fromkeys(names) if name in known or name in new]
     return Change(choice.model, tuple(kept), {name: new[name] for name in kept if name in new})
@@ -97,11 +102,12 @@ def fallback(tuned: TunedModel) -> list[str]:
 def write_choices(files: WrittenFiles, settings: Settings, tuned: Sequence[TunedModel]) -> list[Path]:
     """Write choices and evidence; return the paths of the changed files."""
     evidence = files.evidence
+    changes = [change_of(each, settings, evidence) for each in tuned]
     for each in tuned:
         evidence = evidence.with_model(each.choice, each.measurements)
-    changes = [change_of(each, settings, evidence) for each in tuned]
+    wanted = Edit(settings, tuple(changes), order=measured_order(settings, changes, evidence))
     texts = {
-        files.path: (files.data, edited(files, changes, settings)),
+        files.path: (files.data, edited(files, wanted)),
         files.evidence_path: (files.evidence_data, write_evidence(evidence)),
     }
     for path, (before, _) in texts.items():
@@ -121,13 +127,10 @@ def write_choices(files: WrittenFiles, settings: Settings, tuned: Sequence[Tuned
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:
     """Replace files by others that are complete on the disk, so that an interrupt leaves whole files."""
-    with (
-        tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=next(iter(contents)).parent)
-        if contents
-        else (tempfile.TemporaryDirectory()) as beside
-    ):
+    with ExitStack() as stack:
         parts = {}
         for path, data in contents.items():
+            beside = stack.enter_context(tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=path.parent))
             parts[path] = Path(beside, path.name)
             parts[path].write_bytes(data)
             if path.exists():
@@ -137,16 +140,38 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
                 part.replace(path)
 
 
-def edited(files: WrittenFiles, changes: Sequence[Change], settings: Settings) -> bytes:
+class Edit(Frozen):
+    settings: Settings
+    changes: tuple[Change, ...]
+    order: bool  # whether `load` tries the recipes by their measured times
+
+
+def measured_order(settings: Settings, changes: Sequence[Change], evidence: Evidence) -> bool:
+    """Return whether the order of tables cannot be right, and every recipe has a measurement for another order.
+
+    The order of tables cannot be right if levels have different choices, or if two models share recipes and need
+    different orders.
+    """
+    aims = {each.aim for each in evidence.choices}
+    tables = table_order(changes, settings.recipe_order)
+    kept = {model.name: model.recipes for model in settings.models} | {each.model: each.recipes for each in changes}
+    wrong = [each for each in changes if min(each.recipes, key=tables.index) != each.recipes[0]]
+    wrong += [each for each in changes if len({one.recipe for one in evidence.choices if one.model == each.model}) > 1]
+    known = {(each.model, each.recipe) for each in evidence.measurements}
+    needed = {(model, recipe) for model, recipes in kept.items() for recipe in recipes}
+    return bool(wrong) and needed <= known and aims <= {"latency", "throughput"}
+
+
+def edited(files: WrittenFiles, wanted: Edit) -> bytes:
     """Return the project's file with the changes; raise `ConfigError` for a form that cannot be edited."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
     text = files.data.decode("utf-8")
-    expected = expected_values(tomllib.loads(text), files.keys, changes, settings)
+    expected = expected_values(tomllib.loads(text), files.keys, wanted)
     try:
         document = tomlkit.parse(text)
-        edit_document(document, files.keys, changes, settings)
+        edit_document(document, files.keys, wanted)
         found = spaced(tomlkit.dumps(document), text)
         is_right = with_order(tomllib.loads(found)) == with_order(expected)
     except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError):  # of unusual forms of tables
@@ -156,7 +181,7 @@ def edited(files: WrittenFiles, changes: Sequence[Change], settings: Settings) -
             "the hook's table has a form that cannot be edited",
             where=str(files.path),
             found=f"`{'.'.join(files.keys)}`",
-            hint="write these settings:\n" + "\n".join(lines_to_write(files.keys, changes)),
+            hint="write these settings:\n" + "\n".join(lines_to_write(files.keys, wanted)),
         )
     return found.encode("utf-8")
 
@@ -207,32 +232,34 @@ def recipes_of_model(change: Change, settings: Settings) -> list[str] | None:
     return None if set(model.recipes) == set(change.recipes) else list(change.recipes)
 
 
-def expected_values(
-    values: dict[str, Any], keys: Sequence[str], changes: Sequence[Change], settings: Settings
-) -> dict[str, Any]:
+def expected_values(values: dict[str, Any], keys: Sequence[str], wanted: Edit) -> dict[str, Any]:
     values = deepcopy(values)
     hook = values
     for key in keys:
         hook = hook[key]
     known = hook.get("recipes", {})
-    tables = {**known, **new_recipes(changes)}
+    tables = {**known, **new_recipes(wanted.changes)}
     if tables:
-        hook["recipes"] = {name: tables[name] for name in table_order(changes, list(known)) if name in tables}
-    for change in changes:
-        if (recipes := recipes_of_model(change, settings)) is not None:
+        hook["recipes"] = {name: tables[name] for name in table_order(wanted.changes, list(known)) if name in tables}
+    if wanted.order:
+        hook["order"] = MEASURED
+    for change in wanted.changes:
+        if (recipes := recipes_of_model(change, wanted.settings)) is not None:
             hook.setdefault("models", {}).setdefault(change.model, {})["recipes"] = recipes
     return values
 
 
-def edit_document(document: Any, keys: Sequence[str], changes: Sequence[Change], settings: Settings) -> None:
+def edit_document(document: Any, keys: Sequence[str], wanted: Edit) -> None:
     import tomlkit
 
     hook = document
     for key in keys:
         hook = hook[key]
-    added = new_recipes(changes)
+    added = new_recipes(wanted.changes)
     known = list(hook.get("recipes", {}))
-    order = [name for name in table_order(changes, known) if name in known or name in added]
+    order = [name for name in table_order(wanted.changes, known) if name in known or name in added]
+    if wanted.order:
+        hook["order"] = MEASURED
     if order != known:
         if "recipes" not in hook:
             hook["recipes"] = tomlkit.table(is_super_table=True)
@@ -242,15 +269,15 @@ def edit_document(document: Any, keys: Sequence[str], changes: Sequence[Change],
             del recipes[name]
         for name in order:
             recipes[name] = items[name] if name in items else toml_table(added[name])
-    for change in changes:
-        wanted = recipes_of_model(change, settings)
-        if wanted is None:
+    for change in wanted.changes:
+        listed = recipes_of_model(change, wanted.settings)
+        if listed is None:
             continue
         if "models" not in hook:
             hook["models"] = tomlkit.table(is_super_table=True)
         if change.model not in hook["models"]:
             hook["models"][change.model] = tomlkit.table()
-        hook["models"][change.model]["recipes"] = wanted
+        hook["models"][change.model]["recipes"] = listed
 
 
 def toml_table(values: Mapping[str, Any]) -> Any:
@@ -275,12 +302,12 @@ def inline_table(values: Mapping[str, Any]) -> Any:
     return table
 
 
-def lines_to_write(keys: Sequence[str], changes: Sequence[Change]) -> list[str]:
+def lines_to_write(keys: Sequence[str], wanted: Edit) -> list[str]:
     import tomlkit
 
-    lines = []
-    for name, values in new_recipes(changes).items():
+    lines = [f"[{'.'.join(keys)}]", f'order = "{MEASURED}"'] if wanted.order else []
+    for name, values in new_recipes(wanted.changes).items():
         lines += [f"[{'.'.join(keys)}.recipes.{name}]", *tomlkit.dumps(toml_table(values)).splitlines()]
-    for change in changes:
+    for change in wanted.changes:
         lines += [f"[{'.'.join(keys)}.models.{change.model}]", f"recipes = {list(change.recipes)!r}".replace("'", '"')]
     return lines
