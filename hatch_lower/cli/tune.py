@@ -17,6 +17,7 @@ from hatch_lower.cli.bench import BROKEN, DAY, UNMEASURED, progress
 from hatch_lower.cli.output import show, show_error
 from hatch_lower.config.tables import Precision
 from hatch_lower.errors import ConfigError, LowerError
+from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import open_project
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def tune(
         )
     if not limit >= 1:
         raise click.UsageError("`--limit` is no number.")
+    from hatch_lower.cli.measure.tune.candidates import refuse_no_engine
     from hatch_lower.cli.measure.tune.check import verdict_lines
     from hatch_lower.cli.measure.tune.choose import find_wanted_models
     from hatch_lower.cli.measure.tune.write import read_files
@@ -123,8 +125,9 @@ def tune(
                 failed = any(each.better for each in checked)
                 lines = [line for each in checked for line in verdict_lines(each)]
             else:
-                wanted = [wanted_for(project, name, aim or AIMS[0], budget, backends, precisions) for name in names]
-                tuned = [tuned_model(opened, each, tell) for each in wanted]
+                refuse_no_engine(project.settings, backends)
+                options = Options(aim or AIMS[0], budget, backends, precisions)
+                tuned = [tuned_model(opened, wanted_for(project, name, evidence, options), tell) for name in names]
                 lines = [line for each in tuned for line in tuned_lines(each)]
         show(lines)
         if write:
@@ -155,17 +158,30 @@ def tuned_project(project: Project, stack: ExitStack) -> TunedProject:
     return TunedProject(settings, project.view, store, tuple(map(str, paths)))
 
 
-def wanted_for(
-    project: Project, model: str, aim: Aim, budget: float, backends: tuple[str, ...], precisions: Sequence[Precision]
-) -> Wanted:
+class Options(Frozen):
+    aim: Aim
+    budget: float  # seconds
+    backends: tuple[str, ...]
+    precisions: tuple[Precision, ...]
+
+
+def wanted_for(project: Project, model: str, evidence: Evidence, options: Options) -> Wanted:
     from hatch_lower.cli.measure.tune.bench import threads_for
-    from hatch_lower.cli.measure.tune.candidates import refuse_no_engine
-    from hatch_lower.cli.measure.tune.choose import Wanted
+    from hatch_lower.cli.measure.tune.choose import Wanted, current_recipe
     from hatch_lower.runtime.selection import machine_level
 
-    refuse_no_engine(project.settings, backends)
-    threads = threads_for(project.settings, model, aim)
-    return Wanted(project.settings, model, aim, budget, machine_level(), threads, backends, tuple(precisions))
+    settings, level = project.settings, machine_level()
+    return Wanted(
+        settings,
+        model,
+        options.aim,
+        options.budget,
+        level,
+        threads_for(settings, model, options.aim),
+        options.backends,
+        options.precisions,
+        current_recipe(settings, model, evidence, level),
+    )
 
 
 def tuned_model(project: TunedProject, wanted: Wanted, tell: Tell) -> TunedModel:

@@ -35,13 +35,13 @@ def evidence() -> Evidence:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choose_module, "tools_error", lambda candidate, settings: None)
         bench = ScriptedBench()
-        wanted = Wanted(settings_of(), "digits", "latency", 600.0, LEVEL, 2)
+        wanted = Wanted(settings_of(), "digits", "latency", 600.0, LEVEL, 2, current="default")
         tuned = tune_recipe(wanted, bench, lambda line: None, lambda: bench.now)
     return Evidence().with_model(tuned.choice, tuned.measurements)
 
 
 def checked(evidence: Evidence, bench: ScriptedBench, limit: float = 1.1, **fields: Any) -> CheckedModel:
-    wanted = Wanted(settings_of(**WRITTEN), "digits", "latency", 600.0, LEVEL, 2)
+    wanted = Wanted(settings_of(**WRITTEN), "digits", "latency", 600.0, LEVEL, 2, current="default")
     return check_choice(replace(wanted, **fields), evidence, limit, bench, lambda line: None, lambda: bench.now)
 
 

@@ -9,10 +9,11 @@ import pytest
 from support.tuning import SECONDS, ScriptedBench, settings_of
 
 from hatch_lower.cli.measure.tune import choose as choose_module
-from hatch_lower.cli.measure.tune.choose import TunedModel, Wanted, find_wanted_models, tune_recipe
+from hatch_lower.cli.measure.tune.choose import TunedModel, Wanted, current_recipe, find_wanted_models, tune_recipe
 from hatch_lower.cli.measure.tune.lowered import LeftOutError
 from hatch_lower.cli.tune_text import tuned_lines
 from hatch_lower.errors import BackendError, CaptureError, ConfigError, ProgramError, VerificationError
+from hatch_lower.format.evidence import Evidence, TunedChoice
 
 pytest.importorskip("scipy")
 
@@ -23,7 +24,7 @@ def _all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(bench: ScriptedBench, **fields: Any) -> TunedModel:
-    wanted = Wanted(settings_of(), "digits", "latency", 600.0, "x86-64-v3", 2)
+    wanted = Wanted(settings_of(), "digits", "latency", 600.0, "x86-64-v3", 2, current="default")
     return tune_recipe(replace(wanted, **fields), bench, lambda line: None, lambda: bench.now)
 
 
@@ -48,6 +49,20 @@ def test_the_interval_of_few_heats_is_the_range_of_the_processes() -> None:
     executorch, onnxruntime = found["executorch"], found["onnxruntime"]
     assert (executorch.median, executorch.low, executorch.high) == pytest.approx((2.0, 1.8, 2.2))
     assert (onnxruntime.eager, executorch.eager) == (1.0, 1.0)
+
+
+def test_the_choice_so_far_stays_among_equal_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SECONDS, "openvino", 0.505)
+    assert chosen(ScriptedBench()).choice.recipe == "onnxruntime"
+    assert chosen(ScriptedBench(), current="openvino").choice.recipe == "openvino"
+
+
+def test_the_choice_so_far_is_the_level_s_own_or_the_first_recipe() -> None:
+    settings = settings_of(recipes={"a": {}, "b": {"backends": ["openvino"]}})
+    evidence = Evidence((), (TunedChoice("digits", "x86-64-v4", "latency", "b"),))
+    assert current_recipe(settings, "digits", evidence, "x86-64-v4") == "b"
+    assert current_recipe(settings, "digits", evidence, "x86-64-v3") == "default"
+    assert current_recipe(settings_of(), "digits", evidence, "x86-64-v4") == "default"
 
 
 def test_options_are_tried_of_engines_that_are_not_much_slower() -> None:

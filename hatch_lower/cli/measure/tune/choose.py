@@ -26,7 +26,7 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.config.tables import Precision
 from hatch_lower.config.timed import recipe_digest, timed_settings
 from hatch_lower.errors import ConfigError, LowerError, ProgramError, nearest
-from hatch_lower.format.evidence import Measurement, TunedChoice
+from hatch_lower.format.evidence import Evidence, Measurement, TunedChoice
 from hatch_lower.frozen import Frozen
 
 LOADS = {"memory": 8}  # loads of a candidate, by aim
@@ -45,12 +45,14 @@ class Wanted(Frozen):
     threads: int
     backends: tuple[str, ...] = ()  # engines to try; empty: the known engines
     precisions: tuple[Precision, ...] = ()
+    current: str = ""  # the recipe of this level so far
 
-    @property
-    def current(self) -> str:
-        """The recipe that `load` tries first now."""
-        (model,) = (each for each in self.settings.models if each.name == self.model)
-        return model.recipes[0]
+
+def current_recipe(settings: Settings, model: str, evidence: Evidence, level: str) -> str:
+    """Return the choice of a level that the project has, else the recipe that `load` tries first."""
+    (own,) = (each for each in settings.models if each.name == model)
+    choice = evidence.choice(model, level)
+    return own.recipes[0] if choice is None or choice.recipe not in own.recipes else choice.recipe
 
 
 class CandidateBench(Protocol):
