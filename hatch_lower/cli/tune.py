@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -103,39 +103,71 @@ def tune(
         )
     if not limit >= 1:
         raise click.UsageError("`--limit` is no number.")
-    from hatch_lower.cli.measure.tune.candidates import refuse_no_engine
-    from hatch_lower.cli.measure.tune.check import verdict_lines
     from hatch_lower.cli.measure.tune.choose import find_wanted_models
     from hatch_lower.cli.measure.tune.write import read_files
-    from hatch_lower.cli.tune_text import tuned_lines
-    from hatch_lower.driver.signals import ending_on_signals
 
     failed = False
     try:
         project = open_project(root)
         names = find_wanted_models(project.settings, model)
         files = read_files(project.settings.root, project.table)
-        evidence = files.evidence  # a damaged file is refused before minutes have passed
-        check_libraries()
-        with ending_on_signals(), ExitStack() as stack:
-            tell = stack.enter_context(progress())
-            opened = tuned_project(project, stack)
-            if is_check:
-                checked = [checked_model(opened, evidence, name, budget, limit, tell) for name in names]
-                failed = any(each.better for each in checked)
-                lines = [line for each in checked for line in verdict_lines(each)]
-            else:
-                refuse_no_engine(project.settings, backends)
-                options = Options(aim or AIMS[0], budget, backends, precisions)
-                tuned = [tuned_model(opened, wanted_for(project, name, evidence, options), tell) for name in names]
-                lines = [line for each in tuned for line in tuned_lines(each)]
-        show(lines)
-        if write:
-            show(written_lines(files, project, tuned))
+        if is_check:
+            failed = show_checks(project, files.evidence, names, budget, limit)
+        else:
+            show_choices(project, files, names, Options(aim or AIMS[0], budget, backends, precisions), write=write)
     except LowerError as error:
         show_error(error)
         context.exit(UNMEASURED)
     context.exit(BROKEN if failed else 0)
+
+
+class Options(Frozen):
+    aim: Aim
+    budget: float  # seconds
+    backends: tuple[str, ...]
+    precisions: tuple[Precision, ...]
+
+
+def show_choices(project: Project, files: WrittenFiles, names: Sequence[str], options: Options, *, write: bool) -> None:
+    """Choose the recipes of models, and print the choices; write the choices if all models have one."""
+    from hatch_lower.cli.measure.tune.candidates import refuse_no_engine
+    from hatch_lower.cli.tune_text import tuned_lines
+
+    evidence = files.evidence  # a damaged file is refused before minutes have passed
+    refuse_no_engine(project.settings, options.backends)
+    with opened_project(project) as (opened, tell):
+        tuned = [tuned_model(opened, wanted_for(project, name, evidence, options), tell) for name in names]
+    for each in tuned:
+        show(tuned_lines(each))
+    if write:
+        show(written_lines(files, project, tuned))
+
+
+def show_checks(project: Project, evidence: Evidence, names: Sequence[str], budget: float, limit: float) -> bool:
+    """Print the verdicts on written choices; return whether a candidate is better than a choice."""
+    from hatch_lower.cli.measure.tune.check import verdict_lines
+
+    with opened_project(project) as (opened, tell):
+        checked = [checked_model(opened, evidence, name, budget, limit, tell) for name in names]
+    for each in checked:
+        show(verdict_lines(each))
+    return any(each.better for each in checked)
+
+
+@contextmanager
+def opened_project(project: Project) -> Iterator[tuple[TunedProject, Tell]]:
+    """Yield the project with its cache and its import paths, and the function that shows progress."""
+    from hatch_lower.cli.measure.temporary import work_folder
+    from hatch_lower.cli.measure.tune.bench import TunedProject
+    from hatch_lower.driver.context import open_cache, write_site
+    from hatch_lower.driver.signals import ending_on_signals
+
+    check_libraries()
+    settings = project.settings
+    with ending_on_signals(), progress() as tell, work_folder() as work:
+        paths = write_site(settings, project.view, work)
+        store = open_cache(settings, lambda line: show([f"hatch-lower: {line}"], err=True))
+        yield TunedProject(settings, project.view, store, tuple(map(str, paths))), tell
 
 
 def check_libraries() -> None:
@@ -145,24 +177,6 @@ def check_libraries() -> None:
         libraries()
     except ConfigError as error:
         raise ConfigError(error.what, found=error.found, hint="install `hatch-lower[bench]`") from error
-
-
-def tuned_project(project: Project, stack: ExitStack) -> TunedProject:
-    from hatch_lower.cli.measure.temporary import work_folder
-    from hatch_lower.cli.measure.tune.bench import TunedProject
-    from hatch_lower.driver.context import open_cache, write_site
-
-    settings = project.settings
-    paths = write_site(settings, project.view, stack.enter_context(work_folder()))
-    store = open_cache(settings, lambda line: show([f"hatch-lower: {line}"], err=True))
-    return TunedProject(settings, project.view, store, tuple(map(str, paths)))
-
-
-class Options(Frozen):
-    aim: Aim
-    budget: float  # seconds
-    backends: tuple[str, ...]
-    precisions: tuple[Precision, ...]
 
 
 def wanted_for(project: Project, model: str, evidence: Evidence, options: Options) -> Wanted:
