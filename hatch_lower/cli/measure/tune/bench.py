@@ -12,7 +12,7 @@ from hatch_lower.cli.measure.limits import dimensions_of, resolve, tables_for, w
 from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.cli.measure.timed import SHORTEST, Eager
 from hatch_lower.cli.measure.tune.candidates import Aim, Candidate
-from hatch_lower.cli.measure.tune.lowered import LoweredCandidate, Sizes, examined, lowered_candidate
+from hatch_lower.cli.measure.tune.lowered import LoweredCandidate, SharedFiles, Sizes, examined, lowered_candidate
 from hatch_lower.cli.measure.tune.timer import Calls, CandidateTimer
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.driver.context import ProjectView
@@ -38,6 +38,7 @@ class ProjectBench:
         self._eager = Eager(project.paths, model.export)
         self._limit = max(budget, SHORTEST)  # seconds of a request
         self._sizes = Sizes()
+        self._shared = SharedFiles()
 
     @contextmanager
     def lowered(self, candidate: Candidate) -> Iterator[LoweredCandidate]:
@@ -45,7 +46,7 @@ class ProjectBench:
         with lowered_candidate(project.settings, self._model, candidate, project.view, project.store) as side:
             if not self.calls:
                 self.calls = calls_to_time(project.settings, self._model.name, side, candidate.name, self._threads)
-            yield examined(candidate, self._model.name, side, self._limit, self._sizes)
+            yield examined(candidate, self._model.name, side, self._limit, self._sizes, self._shared)
 
     def timer(self, candidates: Mapping[str, LoweredCandidate]) -> AbstractContextManager[CandidateTimer]:
         return CandidateTimer(candidates, lambda: self.calls, self._threads, self._eager, os.environ, self._limit)

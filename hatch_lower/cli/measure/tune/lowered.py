@@ -6,7 +6,7 @@ import importlib.metadata
 import math
 import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -50,9 +50,13 @@ def lowered_candidate(
     return lowered_again(own, view, store, candidate.name, reuses=True)
 
 
-def examined(candidate: Candidate, model: str, side: BenchSide, seconds: float, sizes: Sizes) -> LoweredCandidate:
+def examined(
+    candidate: Candidate, model: str, side: BenchSide, seconds: float, sizes: Sizes, shared: SharedFiles
+) -> LoweredCandidate:
     """Return a lowered candidate with its figures; raise `LeftOutError` if the candidate is not verified."""
     folder = side.folders[model]
+    if (constants := folder.manifest.models[model].constants) is not None:
+        shared.share(folder.path / constants.path, constants.sha256)
     manifest = folder.manifest
     entry = manifest.models[model].recipes[candidate.name]
     if entry.not_compared:
@@ -82,6 +86,24 @@ def accuracy_of(side: BenchSide, model: str, candidate: Candidate, seconds: floa
 def packed_size(path: Path) -> int:
     """Return the bytes of a file in the wheel, which compresses documents only."""
     return len(zlib.compress(path.read_bytes())) if path.suffix == DOCUMENT else path.stat().st_size
+
+
+class SharedFiles:
+    """Files of weights, which all candidates have: on the disk only once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Path] = {}  # by digest
+
+    def share(self, path: Path, sha256: str) -> None:
+        """Replace a file by a link to an equal file, or keep the file for others."""
+        first = self._known.setdefault(sha256, path)
+        if first == path or not first.exists():
+            self._known[sha256] = path
+            return
+        link = path.with_suffix(".link")
+        with suppress(OSError):  # another file system, or one without links: the file stays
+            link.hardlink_to(first)
+            link.replace(path)
 
 
 class Sizes:
