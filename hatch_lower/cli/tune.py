@@ -133,7 +133,10 @@ def show_choices(project: Project, files: WrittenFiles, names: Sequence[str], op
     from hatch_lower.cli.measure.tune.candidates import refuse_no_engine
     from hatch_lower.cli.tune_text import tuned_lines
 
-    evidence = files.evidence  # a damaged file is refused before minutes have passed
+    # a damaged file and a missing library are refused before minutes have passed
+    evidence = files.evidence
+    if write:
+        import tomlkit  # noqa: F401
     refuse_no_engine(project.settings, options.backends)
     with opened_project(project) as (opened, tell):
         tuned = [tuned_model(opened, wanted_for(project, name, evidence, options), tell) for name in names]

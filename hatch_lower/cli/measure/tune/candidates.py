@@ -120,10 +120,13 @@ def variants(candidate: Candidate, level: str, threads: int) -> Iterator[tuple[t
 
 
 def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: Candidate) -> Settings:
-    """Return the settings of a build of a model for the candidate alone, whatever the project's dependencies."""
+    """Return the settings of a build of a model for the candidate alone, whatever the project's dependencies.
+
+    The candidate has its weights beside it, also if the project publishes the weights elsewhere.
+    """
     return replace(
         settings,
-        models=(replace(model, recipes=(candidate.name,)),),
+        models=(replace(model, recipes=(candidate.name,), assets=(), weights=()),),
         recipes=(candidate.recipe,),
         torch_free=tuple(name for name in settings.torch_free if name == candidate.name),
         extras={},
