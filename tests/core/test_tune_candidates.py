@@ -83,6 +83,7 @@ def test_a_build_of_a_candidate_is_for_one_model_and_recipe() -> None:
     found = settings_of_candidate(settings, settings.models[1], candidate)
     assert [(model.name, model.recipes) for model in found.models] == [("faces", ("openvino",))]
     assert found.recipe_order == ("openvino",)
+    assert found.runtime_requirements == "add"
 
 
 def test_settings_are_shown_with_options_and_precision() -> None:

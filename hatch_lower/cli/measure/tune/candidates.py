@@ -120,7 +120,7 @@ def variants(candidate: Candidate, level: str, threads: int) -> Iterator[tuple[t
 
 
 def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: Candidate) -> Settings:
-    """Return the settings of a build of a model for the candidate alone, whatever the project's dependencies.
+    """Return the settings of a build of a model for the candidate alone, which may require further dependencies.
 
     The candidate has its weights beside it, also if the project publishes the weights elsewhere.
     """
@@ -130,7 +130,8 @@ def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: C
         recipes=(candidate.recipe,),
         torch_free=tuple(name for name in settings.torch_free if name == candidate.name),
         extras={},
-        runtime_requirements="off",
+        # not `off`: a build compares the candidate in a process that has the required distributions only
+        runtime_requirements="add",
         jobs=1,
     )
 
