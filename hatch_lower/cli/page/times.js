@@ -7,7 +7,7 @@
   const HEIGHT = 340;
   const LEFT = 90;
   const BOTTOM = 44;
-  const MARGIN = 20;
+  const MARGIN = 34;
 
   const shape = (tag, attributes, text = "") => {
     const made = document.createElementNS(SPACE, tag);
@@ -26,10 +26,10 @@
     return (number) => first + (last - first) * ((Math.log(number > 0 ? number : least / 10) - low) / (high - low));
   };
 
-  const picture = (group, title, numberOf, textOf, front) => {
+  const picture = (group, title, numberOf, textOf, endText, front) => {
     const rows = group.rows.filter((row) => numberOf(row) !== null);
     const across = scaleOf(rows.map((row) => row.call), LEFT, WIDTH - MARGIN - 110);
-    const up = scaleOf(rows.map(numberOf), HEIGHT - BOTTOM, MARGIN);
+    const up = scaleOf(rows.map(numberOf), HEIGHT - BOTTOM - 26, MARGIN);
     const drawing = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${rows.map((row) => `${row.recipe} ${timeText(row.call)}, ${textOf(row)}`).join("; ")}`, class: "front" });
     drawing.append(
       shape("line", { x1: LEFT, y1: HEIGHT - BOTTOM, x2: WIDTH - MARGIN, y2: HEIGHT - BOTTOM }),
@@ -39,14 +39,17 @@
     );
     const best = rows.filter((row) => front.includes(row.recipe)).sort((one, other) => one.call - other.call);
     drawing.append(shape("polyline", { points: best.map((row) => `${across(row.call)},${up(numberOf(row))}`).join(" ") }));
-    for (const row of rows) {
+    const ends = (numbers) => [...new Set([Math.min(...numbers), Math.max(...numbers)])];
+    for (const number of ends(rows.map((row) => row.call))) drawing.append(shape("text", { x: across(number), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, timeText(number)));
+    for (const number of ends(rows.map(numberOf))) drawing.append(shape("text", { x: LEFT - 8, y: up(number) + 4, "text-anchor": "end" }, endText(number)));
+    rows.forEach((row, at) => {
       const [x, y] = [across(row.call), up(numberOf(row))];
       const kinds = [front.includes(row.recipe) ? "best" : "", row.recipe === group.chosen ? "chosen" : ""];
       const dot = shape("circle", { cx: x, cy: y, r: row.recipe === group.chosen ? 7 : 5, class: kinds.join(" ").trim() });
       dot.style.fill = `var(${hatch.engineColour(row.engines[0] || "")})`; // the policy forbids an attribute 'style'
       dot.append(shape("title", {}, `${row.recipe}: ${timeText(row.call)}, ${textOf(row)}`));
-      drawing.append(dot, shape("text", { x: x + 10, y: y + 4 }, hatch.shortened(row.recipe, 24)));
-    }
+      drawing.append(dot, shape("text", { x: x + 6, y: at % 2 ? y + 18 : y - 9 }, hatch.shortened(row.recipe, 24))); // neighbours overlap less
+    });
     return element("figure", {}, drawing);
   };
 
@@ -69,9 +72,9 @@
       place.append(
         element("h2", {}, `Model ${group.model}, machines of ${group.level}, ${threads}`),
         element("p", {}, group.chosen ? `Chosen for ${group.aim}: ${group.chosen}. The line joins the recipes that no other recipe betters.` : "No recipe was chosen. The line joins the recipes that no other recipe betters."),
-        picture(group, "installed size", (row) => row.installed, (row) => sizeText(row.installed), group.fronts.size),
+        picture(group, "installed size", (row) => row.installed, (row) => sizeText(row.installed), sizeText, group.fronts.size),
       );
-      if (group.rows.some((row) => row.loss !== null)) place.append(picture(group, "distance from eager", (row) => row.loss, lossText, group.fronts.accuracy));
+      if (group.rows.some((row) => row.loss !== null)) place.append(picture(group, "distance from eager", (row) => row.loss, lossText, numberText, group.fronts.accuracy));
       place.append(
         table("measured recipes, the fastest first", ["recipe", "engines", "precision", "call #", "of eager's time #", "load #", "memory #", "wheel #", "installed #", "accuracy"], group.rows.map((row) => [
           row.recipe === group.chosen ? element("strong", {}, row.recipe) : row.recipe, row.engines.join(", ") || "none", row.precision,
