@@ -113,6 +113,12 @@ def test_without_eager_first_heats_compare_seconds() -> None:
     assert (race.leader, race.contenders) == ("b", ["b"])
 
 
+def test_seconds_and_ratios_to_eager_are_not_compared() -> None:
+    race = Race([{"a": (0.01,), EAGER: (0.02,)}, {"b": (0.02,)}])
+    assert race.alone("a") == pytest.approx(0.01)
+    assert fast_alone(race, ["a", "b"]) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("low", "high", "settled"),
     [(1.0, 1.02, True), (1.03, 1.2, True), (0.9, 1.1, False), (1.018, 1.024, True), (0.0, float("inf"), False)],

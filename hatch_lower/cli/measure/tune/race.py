@@ -71,9 +71,15 @@ class Race:
         """Return whether a candidate was never timed together with another."""
         return not any(name in heat and len(heat.keys() - {EAGER}) > 1 for heat in self.heats)
 
+    @property
+    def has_eager(self) -> bool:
+        """Whether eager was timed beside every candidate; eager is missing beside a recipe for a GPU."""
+        return all(EAGER in heat for heat in self.heats if len(heat.keys() - {EAGER}) == 1)
+
     def alone(self, name: str) -> float:
+        """Return the time in the first heat, relative to eager if eager was timed beside every candidate."""
         heat = self.shared(name)[0]
-        return mean_call(heat[name]) / (mean_call(heat[EAGER]) if EAGER in heat else 1.0)
+        return mean_call(heat[name]) / (mean_call(heat[EAGER]) if self.has_eager else 1.0)
 
 
 def mean_call(seconds: Sequence[float]) -> float:
