@@ -166,16 +166,24 @@ class CallTask(Frozen):
 
 
 def ask_pair(
-    host: Host, work: TimedWork, calls: Sequence[tuple[FigureSubject, Mapping[str, int]]], title: str, limit: float
+    host: Host,
+    work: TimedWork,
+    calls: Sequence[tuple[FigureSubject, Mapping[str, int]]],
+    title: str,
+    limit: float,
+    seconds: float = SECONDS,
 ) -> list[Mapping[str, Any]]:
-    """Return the answers of a pair of processes, of which the second has the sides in reverse order."""
+    """Return the answers of a pair of processes, of which the second has the sides in reverse order.
+
+    `seconds` are the seconds of a process for the calls of a subject.
+    """
     request: dict[str, object] = {
         "kind": "calls",
         **common_request(work),
         "sides": {side: str(folder) for side, folder in work.folders.items()},
         "eager": work.eager and {"paths": list(work.eager.paths), "export": work.eager.export},
         "calls": [{"method": subject.method, "sizes": dict(sizes)} for subject, sizes in calls],
-        "seconds": SECONDS,
+        "seconds": seconds,
     }
     sides = list(work.folders)
     return [host.ask({**request, "order": order}, title, limit) for order in (sides, sides[::-1])]

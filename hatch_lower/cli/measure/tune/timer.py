@@ -12,6 +12,7 @@ from hatch_lower.cli.measure.command import Host, RecipeRefusedError
 from hatch_lower.cli.measure.figures import FEWEST, FigureSubject, interval_of
 from hatch_lower.cli.measure.timed import (
     LOAD_METRICS,
+    SECONDS,
     Eager,
     LoadTask,
     TimedRun,
@@ -26,6 +27,8 @@ from hatch_lower.errors import ProcessError
 from hatch_lower.format.evidence import MeasuredCall
 
 Calls = Sequence[tuple[FigureSubject, Mapping[str, int]]]
+# of a process that holds several candidates: its loads take longer than the usual third of a second
+SECONDS_TOGETHER = 1.0
 EAGER_SIDE = "eager"  # the measuring process's name of eager; other sides are letters
 
 
@@ -74,7 +77,8 @@ class CandidateTimer:
         work = replace(self._work(sides), eager=self._eager if with_eager else None)
         title = f"calls of {', '.join(names)}"
         try:
-            answers = ask_pair(self._host(self._threads), work, self._calls(), title, self._limit)
+            seconds = SECONDS if len(names) == 1 else SECONDS_TOGETHER
+            answers = ask_pair(self._host(self._threads), work, self._calls(), title, self._limit, seconds)
         except ProcessError:
             self._close()
             raise
