@@ -243,4 +243,5 @@ def written_lines(files: WrittenFiles, project: Project, tuned: Sequence[TunedMo
         try:
             requirements_to_add(settings.runtime_requirements, chosen, settings.dependencies)
         except ConfigError as error:
-            yield f"the next build needs other dependencies: {error.hint or error.what}"
+            yield "the next build needs other dependencies:"
+            yield from (f"  {line}" for line in (error.found or error.what).split("\n"))
