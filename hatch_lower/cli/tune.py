@@ -42,7 +42,7 @@ else:
 
 
 class Duration(SecondsType):
-    """A time such as `90s`, `10m` or `1h`, in seconds."""
+    """A time (`90s`, `10m`, `1h`), in seconds."""
 
     name = "time"
 
@@ -92,7 +92,7 @@ def tune(
     sizes in the table `bench`, until the order of the best is certain or the budget is used up.
 
     `--write` puts the chosen recipe in the place of the recipe `default`, and the measurements into
-    `lowering-times.json`. A build measures nothing.
+    `lowering-times.json`. No build measures anything.
 
     `--check` ends with status 1 if a candidate is better than the written choice by more than the limit, and with
     status 2 if a measurement fails.
@@ -129,7 +129,7 @@ class Options(Frozen):
 
 
 def show_choices(project: Project, files: WrittenFiles, names: Sequence[str], options: Options, *, write: bool) -> None:
-    """Choose the recipes of models, and print the choices; write the choices if all models have one."""
+    """Choose the recipes of models, and print the choices; write the choices if every model has a choice."""
     from hatch_lower.cli.measure.tune.candidates import refuse_no_engine
     from hatch_lower.cli.tune_text import tuned_lines
 

@@ -1,4 +1,4 @@
-"""The means of `hatch-lower tune`: the project's pipeline lowers candidates, `bench`'s processes time them."""
+"""The means of `hatch-lower tune`: the project's pipeline lowers candidates, the processes of `bench` time the candidates."""
 
 from __future__ import annotations
 

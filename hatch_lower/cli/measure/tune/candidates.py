@@ -122,7 +122,7 @@ def variants(candidate: Candidate, level: str, threads: int) -> Iterator[tuple[t
 def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: Candidate) -> Settings:
     """Return the settings of a build of a model for the candidate alone, which may require further dependencies.
 
-    The candidate has its weights beside it, also if the project publishes the weights elsewhere.
+    The weights are in the folder of the candidate, also if the project publishes the weights elsewhere.
     """
     return replace(
         settings,

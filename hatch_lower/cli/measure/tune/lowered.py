@@ -1,4 +1,4 @@
-"""Lowered candidates: each is lowered and verified as a build does it, and has its exact figures."""
+"""Lowered candidates: lowered and verified as in a build, with exact figures."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class SharedFiles:
             self._known[sha256] = path
             return
         link = path.with_suffix(".link")
-        with suppress(OSError):  # another file system, or one without links: the file stays
+        with suppress(OSError):  # a file system without links, or another file system: the file stays
             link.hardlink_to(first)
             link.replace(path)
 

@@ -19,7 +19,7 @@ from hatch_lower.cli.measure.figures import FEWEST, Interval, interval_of
 from hatch_lower.errors import ConfigError, LowerError
 from hatch_lower.frozen import Frozen
 
-EAGER = ""  # the name of eager in a heat: no recipe has it
+EAGER = ""  # the name of eager in a heat: no recipe has an empty name
 TIE = 1.02  # a smaller ratio is no reason for a choice
 NARROW = 1.01  # an interval with this ratio of its ends has an estimate that counts
 # A candidate that is slower by this factor in its first heat leaves. On two busy cores the ratio to eager of equal
@@ -46,7 +46,7 @@ class Race:
     contenders: list[str] = field(default_factory=list)
     leader: str = ""
     is_certain: bool = False  # whether the order of the contenders was decided within the budget
-    failed: dict[str, str] = field(default_factory=dict)  # candidate to the reason why it cannot be timed
+    failed: dict[str, str] = field(default_factory=dict)  # candidate to the reason
     spent: float = 0.0  # seconds of all heats
 
     def ratio(self, name: str, other: str) -> Interval:
@@ -167,7 +167,7 @@ def settled(race: Race, name: str, is_settled: Settled) -> bool:
 
 
 def groups(names: Sequence[str]) -> list[Sequence[str]]:
-    """Divide candidates into groups that one process holds beside the leader."""
+    """Divide candidates into groups that a process holds beside the leader."""
     size = TOGETHER - 1
     return [names[at : at + size] for at in range(0, len(names), size)]
 
@@ -200,7 +200,7 @@ class Preference(Frozen):
 
 
 def pick(estimates: Mapping[str, float], preferences: Mapping[str, Preference]) -> str:
-    """Return the best candidate: of the candidates within a tie of the smallest estimate, the preferred one."""
+    """Return the best candidate: the preferred of the candidates within a tie of the smallest estimate."""
     least = min(estimates.values())
     equal = [name for name, value in estimates.items() if value <= TIE * least]
     return min(equal, key=lambda name: preferences[name].key(name))
