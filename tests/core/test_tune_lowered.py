@@ -25,6 +25,7 @@ from hatch_lower.cli.measure.tune.lowered import (
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import BackendError, VerificationError
 from hatch_lower.format.evidence import MeasuredAccuracy
+from hatch_lower.format.manifest import MetricEntry
 
 CANDIDATE = Candidate(Recipe("portable"))
 
@@ -67,15 +68,21 @@ def figures(error: float | None) -> ChildFigures:
     return ChildFigures(found, {})
 
 
-def accuracy(monkeypatch: pytest.MonkeyPatch, error: float | None) -> MeasuredAccuracy | None:
+def accuracy(monkeypatch: pytest.MonkeyPatch, error: float | None, metric: Any = None) -> MeasuredAccuracy | None:
     monkeypatch.setattr(lowered_module, "measure_errors", lambda *_: figures(error))
     side: Any = SimpleNamespace(folders={})
-    return accuracy_of(side, "digits", CANDIDATE, 10.0)
+    entry: Any = SimpleNamespace(metric=metric)
+    return accuracy_of(side, "digits", CANDIDATE, entry, 10.0)
 
 
 def test_the_accuracy_is_the_largest_error_if_there_are_check_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert accuracy(monkeypatch, 0.5) == MeasuredAccuracy("error", 0.5)
     assert accuracy(monkeypatch, None) is None
+
+
+def test_the_metric_of_a_model_is_its_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    metric = MetricEntry("digits:accuracy", 0.96, 0.97, 0.01)
+    assert accuracy(monkeypatch, 0.5, metric) == MeasuredAccuracy("metric", 0.96, 0.97)
 
 
 def test_a_candidate_with_an_infinite_error_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

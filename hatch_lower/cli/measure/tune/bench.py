@@ -1,4 +1,4 @@
-"""The means of `hatch-lower tune`: candidates are lowered by the project's pipeline and timed by `bench`'s processes."""
+"""The means of `hatch-lower tune`: the project's pipeline lowers candidates, processes of `bench` time candidates."""
 
 from __future__ import annotations
 

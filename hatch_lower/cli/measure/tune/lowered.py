@@ -69,17 +69,21 @@ def examined(
         entry,
         wheel_bytes=sum(map(packed_size, files)),
         installed_bytes=sum(path.stat().st_size for path in files) + sizes.of_all(entry.requirements),
-        accuracy=accuracy_of(side, model, candidate, seconds),
+        accuracy=accuracy_of(side, model, candidate, entry, seconds),
         versions={"torch": manifest.torch, **manifest.tools},
     )
 
 
-def accuracy_of(side: BenchSide, model: str, candidate: Candidate, seconds: float) -> MeasuredAccuracy | None:
-    """Return the largest error of any method; `None` without packaged check inputs."""
+def accuracy_of(
+    side: BenchSide, model: str, candidate: Candidate, entry: RecipeEntry, seconds: float
+) -> MeasuredAccuracy | None:
+    """Return the model's metric, or else the largest error of any method; `None` without packaged check inputs."""
     found = measure_errors(side.folders, candidate.name, seconds, {candidate.name: candidate.recipe.imports})
     errors = [metrics["error"] for subject, metrics in found.figures.items() if subject.model == model]
     if math.inf in errors:
         raise LeftOutError("not verified: outputs without a finite difference from eager's")
+    if entry.metric is not None:
+        return MeasuredAccuracy("metric", entry.metric.value, entry.metric.eager)
     return MeasuredAccuracy("error", max(errors)) if errors else None
 
 
