@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from hatch_lower.cli.measure import figures
 from hatch_lower.cli.measure.figures import FEWEST, Interval
 from hatch_lower.cli.measure.tune.race import EAGER, Heat, Preference, Race, Stopwatch, fast_alone, is_settled, pick
 from hatch_lower.errors import ConfigError, ProcessError
 
 pytest.importorskip("scipy")
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "RESAMPLES", 1000)
 
 
 class ScriptedTimer:
