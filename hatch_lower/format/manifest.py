@@ -50,6 +50,28 @@ class MetricEntry(Frozen):
     value: float  # of the recipe
     eager: float
     max_drop: float  # the largest allowed difference from eager to the recipe
+class MethodSeconds(Frozen):
+    """Measured seconds of a call of a method: the median of several calls."""
+
+    method: Text
+    sizes: Mapping[Text, Natural]  # of dynamic dimensions; empty: sizes of the example inputs
+    seconds: float
+
+    def validate(self) -> None:
+        if self.seconds <= 0:
+            raise Damage(f"{self.seconds} instead of a number above 0", ".seconds")
+
+
+class MeasuredCalls(Frozen):
+    """Measured calls of a recipe on processors of an instruction set level, with a number of threads."""
+
+    level: Text  # `x86-64-v3`; elsewhere the name of the architecture
+    threads: Natural
+    calls: tuple[MethodSeconds, ...]
+
+    def validate(self) -> None:
+        if not self.calls:
+            raise Damage("no calls", ".calls")
 
 
 class RecipeEntry(Frozen):
@@ -70,10 +92,11 @@ class RecipeEntry(Frozen):
     # precision than float32 have outputs of the recipe's own
     precision: str = "float32"
     metric: MetricEntry | None = None  # `None` for a model without a metric, and for a recipe that the build cannot run
+    measured: tuple[MeasuredCalls, ...] = ()  # with `order = "measured"`; by level and threads
 
 
 class ModelEntry(Frozen):
-    order: tuple[Text, ...]  # in which `load` tries the recipes
+    order: tuple[Text, ...]  # in which `load` tries the recipes that have no measurements for the processor
     constants: FileEntry | None  # the weights
     check: FileEntry | None  # example inputs with eager's outputs
     recipes: Mapping[Text, RecipeEntry]

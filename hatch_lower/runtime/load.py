@@ -29,6 +29,7 @@ from hatch_lower.runtime.devices import Placement, is_for_other_device, place_re
 from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, read_bytes
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
+from hatch_lower.runtime.load_order import order_here
 from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.mapped import ConstantsFile, weight_files
 from hatch_lower.runtime.selection import DelegateKinds, import_modules, numpy_reason, start_recipe
@@ -106,8 +107,9 @@ def load(
     Args:
         name_or_path: `"digits"` or `"distribution:digits"` of an installed model. A path must be an `os.PathLike`: of
             a `_lowered` folder with a single model, or of the model's folder inside `_lowered`.
-        recipe: the recipe to load; by default the first in load order that can run here. A `RuntimeWarning` reports
-            every recipe that cannot run here and was passed over.
+        recipe: the recipe to load; by default the first in load order that can run here. With the setting `order =
+            "measured"` the load order depends on the processor. A `RuntimeWarning` reports every recipe that cannot run
+            here and was passed over.
         verify: first read every file of the model, of all recipes, and compare its digest with the manifest; for an
             installed model also with RECORD. Includes weights outside the wheel. Without `verify`, neither the
             contents of tensors nor the recipes that are not loaded are read.
@@ -208,6 +210,7 @@ def load_recipe(
     """Load a recipe of a model whose files have checked sizes; without `recipe`, the first that can run here."""
     # `device`: the asked device, `cuda` for torch's current GPU; `None`: each recipe on its own
     entry = folder.manifest.models[model]
+    entry = replace(entry, order=order_here(entry))
     where = str(folder.path / MANIFEST)
 
     @functools.cache

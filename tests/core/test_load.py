@@ -38,6 +38,7 @@ from support.plans import (
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import InputError, LowerError, ProgramError, UnavailableError
+from hatch_lower.runtime import load_order
 from hatch_lower.runtime.check import check_packaged_model
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.files import PackagedFolder
@@ -519,6 +520,22 @@ def test_operators_of_torchs_own_libraries_need_no_import(namespace: str) -> Non
 def test_the_first_recipe_that_can_run(folder: Path) -> None:
     assert load_here(folder).recipe == "default"
     assert load_here(folder)(torch.ones(4)).tolist() == [2.0] * 4
+
+
+def test_the_fastest_measured_recipe_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(seconds: float) -> list[dict[str, Any]]:
+        calls = [{"method": "forward", "sizes": {}, "seconds": seconds}]
+        return [{"level": ISA, "threads": 1, "calls": calls}]
+
+    monkeypatch.setattr(load_order, "levels_here", lambda _: (ISA,))
+    recipes = {
+        "default": {"plan": delegated_plan(), "blobs": {BLOB: b"code"}, "measured": measured(2e-3)},
+        "portable": {"plan": portable_plan(), "measured": measured(1e-3)},
+    }
+    model = lowered_model(tmp_path, "digits", recipes, tensors=TENSORS, order=["default", "portable"])
+    loaded = load_here(write_lowered(tmp_path, {"digits": model}))
+    assert (loaded.recipe, loaded.recipes) == ("portable", ("portable", "default"))
+    assert load_here(tmp_path, recipe="default").recipe == "default"
 
 
 @pytest.mark.parametrize(
