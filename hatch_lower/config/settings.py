@@ -152,6 +152,7 @@ class Settings(Frozen):
     extras: Mapping[str, Extra] = field(default_factory=dict)  # recipe to its extra; in no key
     executor: str = "local"  # in no key
     keep_weights: bool = False  # in no key
+    order: str = "written"  # or `measured`; in no key
 
     @property
     def recipe_order(self) -> tuple[str, ...]:
@@ -160,8 +161,8 @@ class Settings(Frozen):
 
 # fields of `Settings` that have the value of the table
 COPIED = (
-    *("bench", "cache", "editable", "executor", "inputs", "jobs", "keep_weights", "pass_env", "runtime_requirements"),
-    *("strict", "timeout"),
+    *("bench", "cache", "editable", "executor", "inputs", "jobs", "keep_weights", "order", "pass_env"),
+    *("runtime_requirements", "strict", "timeout"),
 )
 
 

@@ -227,6 +227,12 @@ class HookTable(Frozen):
     """More lowered variants: each model is lowered for each recipe. `load` tries the recipes in the order in which
     their tables are written, and `default` first unless a table `recipes.default` has another place. All recipes of a
     model share a file of weights."""
+    order: Literal["written", "measured"] = "written"
+    """Order in which `load` tries the recipes. `"written"`: the order of their tables. `"measured"`: the fastest recipe
+    first, by the measurements for the instruction set level of the processor where `load` runs; recipes without
+    measurements for the processor come last, as written. The build reads the measurements from `lowering-times.json`
+    beside pyproject.toml, which `hatch-lower tune --write` writes, and fails if a recipe was not measured with its
+    present settings. A source distribution contains the file. A change of the file lowers nothing."""
     models: Mapping[str, ModelTable] = field(default_factory=dict)
     """Settings of single models, by entry-point name; also declares models that are not entry points."""
     package: str | None = None

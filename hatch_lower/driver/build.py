@@ -6,7 +6,7 @@ torch is imported in the children only. The code that starts children is importe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ def build(context: BuildContext) -> BuildResult:
     settings, store = context.settings, context.store
     store.mark()
     assets = find_assets(settings)
+    add_measured = read_measured(settings)
     sources: dict[str, LocalSource] = {}
     while True:
         known = look_up(context)
@@ -55,7 +56,17 @@ def build(context: BuildContext) -> BuildResult:
             make_elsewhere(context, missing)
         answers = export_models(context, missing, known, sources=sources) if missing else []
         results |= record_results(context, known, answers)
-    return build_result(settings, results, assets, context.work)
+    return build_result(settings, add_measured(results), assets, context.work)
+
+
+def read_measured(settings: Settings) -> Callable[[Mapping[str, ModelResult]], Mapping[str, ModelResult]]:
+    """Return a function that adds measured times to results, if the settings order recipes by measurements."""
+    if settings.order == "written":
+        return lambda results: results
+    from hatch_lower.driver.measured import find_measured, with_measured  # few projects have measurements
+
+    measured = find_measured(settings)
+    return lambda results: {name: with_measured(result, measured[name]) for name, result in results.items()}
 
 
 def results_that_hold(settings: Settings, known: Mapping[str, LookupResult]) -> dict[str, ModelResult]:

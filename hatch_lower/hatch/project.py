@@ -171,6 +171,7 @@ def is_something(folder: Path, pattern: str) -> bool:
 def input_files(hook: Hook) -> list[Path]:
     """Return the files that settings name, such as `inputs` and `card`, even files that version control ignores."""
     from hatch_lower.driver.inputs.present import files_matching
+    from hatch_lower.format.evidence import EVIDENCE_FILE
 
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
     problems: list[str] = []
@@ -178,9 +179,11 @@ def input_files(hook: Hook) -> list[Path]:
     # inputs declared for the wheel alone need no second table for the source distribution
     for table, target in ((hook.config, hook.target_name), (wheel, "wheel")):
         path = table_path(hook.metadata.hatch.build_targets.get(target, {}), target)
-        part = {key: table[key] for key in ("inputs", "models") if key in table}
+        part = {key: table[key] for key in ("inputs", "models", "order") if key in table}
         given = read_toml_table(HookTable, part, path, problems)
         patterns |= dict.fromkeys(given.inputs, f"{path}.inputs")
+        if given.order == "measured":
+            patterns[EVIDENCE_FILE] = f"{path}.order"
         patterns |= {glob.escape(file): where for where, file in files_of_options(table, path)}
         for name, model in given.models.items():
             here = f"{path}.models.{quote_key(name)}"

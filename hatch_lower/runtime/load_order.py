@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from hatch_lower.format.manifest import MeasuredCalls, ModelEntry, RecipeEntry
-from hatch_lower.runtime.selection import CPUINFO, LEVELS, cpu_flags, thread_count
+from hatch_lower.runtime.selection import CPUINFO, LEVELS, machine_level, thread_count
 
 
 def order_here(model: ModelEntry, cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
@@ -29,16 +28,8 @@ def order_here(model: ModelEntry, cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
 
 def levels_here(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
     """Return the names that measurements on this processor may have as level, the highest level first."""
-    machine = platform.machine()
-    return tuple(x86_levels(cpuinfo))[::-1] if machine == "x86_64" else (machine,)
-
-
-def x86_levels(cpuinfo: Path) -> Iterator[str]:
-    flags = cpu_flags(cpuinfo)
-    for name, needed in LEVELS:
-        if not needed <= flags:
-            return
-        yield name
+    highest, names = machine_level(cpuinfo), [name for name, _ in LEVELS]
+    return tuple(names[names.index(highest) :: -1]) if highest in names else (highest,)
 
 
 def seconds_at(level: str, threads: int, recipes: Mapping[str, RecipeEntry]) -> dict[str, float]:

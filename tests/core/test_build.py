@@ -27,6 +27,7 @@ import hatch_lower.driver.process
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BenchTable, ModelLimits
+from hatch_lower.config.timed import recipe_digest
 from hatch_lower.driver.build import build
 from hatch_lower.driver.child_guards import shorten_sockets
 from hatch_lower.driver.context import BuildContext, CacheNotes, ProjectView, build_context, open_cache, write_site
@@ -43,9 +44,17 @@ from hatch_lower.driver.protocol import (
     write_answer,
 )
 from hatch_lower.driver.worker import enter_folder, unexpected_error
-from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
+from hatch_lower.errors import CaptureError, ConfigError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter, SaidOnce
 from hatch_lower.format.codec import decode, encode, read_record, write_record
+from hatch_lower.format.evidence import (
+    EVIDENCE_FILE,
+    Evidence,
+    MeasuredAccuracy,
+    MeasuredCall,
+    Measurement,
+    write_evidence,
+)
 from hatch_lower.format.manifest import ModelEntry, read_manifest
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
@@ -304,6 +313,31 @@ def test_what_is_known_is_not_lowered_again(shop: Shop) -> None:
     started = [(event.stage, event.model) for event in reporter.events if event.state == "start"]
     assert started == [(name, "small") for name in ("import", "export", "compile")]
     assert [row.note for row in third.rows] == ["shop/models.py"]
+
+
+@pytest.mark.rest  # a child process that imports torch
+@pytest.mark.torch
+def test_changed_times_change_the_manifest_alone(shop: Shop) -> None:
+    settings = shop.settings("small", order="measured")
+    with pytest.raises(ConfigError, match="needs a file of measured times"):
+        shop.build(settings, first := Recorder())
+    assert first.events == []  # a refusal before the first export
+
+    def seconds_after(measured: float, reporter: NullReporter) -> float:
+        call = MeasuredCall("forward", {}, measured, measured, measured)
+        digest = recipe_digest(Recipe("default"))
+        accuracy = MeasuredAccuracy("error", 0.0)
+        each = Measurement("small", "default", digest, {}, "x86-64-v3", 1, (call,), 0.1, 1, 1, 1, accuracy, {})
+        (shop.root / EVIDENCE_FILE).write_bytes(write_evidence(Evidence((each,))))
+        shop.work = shop.work.parent / f"{measured}"
+        shop.work.mkdir()
+        manifest = read_manifest(shop.build(settings, reporter).payload[0].source.read_bytes(), "")
+        ((packaged,),) = [recipe.measured for recipe in manifest.models["small"].recipes.values()]
+        return packaged.calls[0].seconds
+
+    assert seconds_after(2.0, NullReporter()) == 2.0
+    assert seconds_after(3.0, second := Recorder()) == 3.0
+    assert second.events == []
 
 
 @pytest.mark.torch

@@ -325,6 +325,7 @@ NOT_IN_KEY: dict[type, dict[str, str]] = {
         "cache": "where results are",
         "bench": "limits judge programs, and shape none",
         "keep_weights": "the parent packages them",
+        "order": "the parent puts measured times into the manifest",
         "extras": "the parent compares requirements",
         "torch_free": "refuses programs, those of earlier builds too, and shapes none",
     },

@@ -718,18 +718,22 @@ def test_a_source_distribution_has_the_files_and_assets_that_settings_name(
 ) -> None:
     start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
     named = 'models.digits.verify-inputs = "words/a[1].safetensors"\nmodels.digits.card = "words/card.json"'
-    named += '\nrecipes.fast.backends = [{ name = "null", choices = { file = "words/choices.json" } }]'
+    named += (
+        '\norder = "measured"\nrecipes.fast.backends = [{ name = "null", choices = { file = "words/choices.json" } }]'
+    )
     root = make_project(f'models.digits.assets = ["words/*.txt"]\n{named}', start=start)
     (root / "words").mkdir()
     (root / "words" / "labels.txt").write_text("zero\n")
     (root / "words" / "a[1].safetensors").write_bytes(b"")
     for name in ("card.json", "choices.json"):
         (root / "words" / name).write_text("{}")
-    (root / ".gitignore").write_text("words/\n")
+    (root / "lowering-times.json").write_text("{}")
+    (root / ".gitignore").write_text("words/\nlowering-times.json\n")
     (sdist,) = SdistBuilder(str(root), plugin_manager=manager()).build()
     with tarfile.open(sdist) as archive:
         names = {"labels.txt", "a[1].safetensors", "card.json", "choices.json"}
         assert {f"digits-1.0/words/{name}" for name in names} <= set(archive.getnames())
+        assert "digits-1.0/lowering-times.json" in archive.getnames()
 
 
 def test_an_editable_wheel_can_go_without(make_project: MakeProject, lowering: Lowering, tmp_path: Path) -> None:

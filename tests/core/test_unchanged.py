@@ -311,6 +311,7 @@ def test_the_order_of_the_recipes_has_its_own_results(project: Project) -> None:
         {"view": {"metadata": "Name: digits\nLicense: MIT\n"}},
         {"settings": {"editable": "eager"}},
         {"settings": {"runtime_requirements": "off"}},
+        {"settings": {"order": "measured"}},
         {"settings": {"bench": BenchTable(max_call_ratio=2.0, sizes=({"batch": 32},))}},
         {"settings": {"recipes": (Recipe("default"), Recipe("other", rtol=1.0))}},
         {"view": {"packages": ("digits", "more")}},
