@@ -62,10 +62,11 @@ def recipe_reports(model: InstalledModel) -> Iterator[Report]:
     if isinstance(model.source, EagerEntry):
         yield {"recipe": "eager", "backends": [], "reason": None}
         return
+    from hatch_lower.runtime.load_order import order_here
     from hatch_lower.runtime.selection import DelegateKinds, refusal_reason  # imports torch
 
     kinds, entry = DelegateKinds(), model.source.manifest.models[model.model]
-    for name in entry.order:
+    for name in order_here(entry):
         try:
             reason = refusal_reason(entry.recipes[name], kinds, str(model.source.path))
         except ProgramError as error:
@@ -163,12 +164,15 @@ def contents_report(contents: WheelModels) -> Report:
 
 
 def inspected_model(model: OpenedModel) -> Report:
+    from hatch_lower.runtime.load_order import order_here
+
     entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
     storages = {storage.key: storage for plan in plans for storage in plan.storages}
     weights = model.contents.weights(model.name)
     spans = {} if weights is None else weights.spans
     return {
         "order": list(entry.order),
+        "order_here": list(order_here(entry)),
         "constants": entry.constants and {"size": entry.constants.size, "tensors": len(storages.keys() - spans.keys())},
         "outside": [] if weights is None else outside_reports(weights, storages),
         "check": entry.check and {"size": entry.check.size},
@@ -268,6 +272,7 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
         rows.append((recipe, "yes" if report["torch"] else "no", installation_text(report["installation"])))
     yield from table_lines(rows, indent=2)
     yield ""
+    yield from measured_lines(model)
     rows = [("recipe", "not compared with eager in the build, because")]
     rows += [(recipe, report["not_compared"]) for recipe, report in model["recipes"].items() if report["not_compared"]]
     if rows[1:]:
@@ -293,6 +298,26 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
     if rows:
         yield ""
         yield from table_lines([("recipe", "method", "left out of", "op", "at", "why"), *rows], indent=2)
+
+
+def measured_lines(model: Report) -> Iterator[str]:
+    """Yield the measured calls of all recipes, and the order in which this machine tries the recipes."""
+    rows: list[Sequence[str]] = [("measured on", "threads", "call", "recipe", "ms")]
+    rows += sorted(
+        (measured["level"], str(measured["threads"]), call_text(call), recipe, f"{call['seconds'] * 1e3:.4g}")
+        for recipe, report in model["recipes"].items()
+        for measured in report["measured"]
+        for call in measured["calls"]
+    )
+    if rows[1:]:
+        yield from table_lines(rows, indent=2, right=[1, 4])
+        yield f"  order on this machine: {', '.join(model['order_here'])}"
+        yield ""
+
+
+def call_text(call: Report) -> str:
+    """Return a measured call in short: `forward, batch = 2`."""
+    return ", ".join([call["method"], *(f"{name} = {size}" for name, size in sorted(call["sizes"].items()))])
 
 
 def installation_text(sizes: Mapping[str, int | None]) -> str:

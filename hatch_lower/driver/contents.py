@@ -98,6 +98,7 @@ class OpenedRecipe(Frozen):
             "device": self.entry.device,
             "target": self.entry.target and encode(self.entry.target, packaged=True),
             "not_compared": self.entry.not_compared,
+            "measured": encode(self.entry.measured, packaged=True),
             "size": sum(file.size for file in self.files().values()),
         }
 

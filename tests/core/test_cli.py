@@ -245,6 +245,32 @@ def test_inspect_as_json_has_every_number(wheel: str) -> None:
     }
 
 
+def test_inspect_shows_measured_times_and_the_order_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hatch_lower.runtime.load_order.levels_here", lambda _: ("x86-64-v3",))
+    files = packaged_files()
+    manifest = json.loads(files["manifest.json"])
+    for recipe, seconds in (("default", 0.0123456), ("portable", 2e-5)):
+        calls = [{"method": "forward", "sizes": {"batch": 32}, "seconds": seconds}]
+        manifest["models"]["digits"]["recipes"][recipe]["measured"] = [
+            {"level": "x86-64-v3", "threads": 2, "calls": calls}
+        ]
+    path = write_wheel(tmp_path / "digits-1.0.whl", {**files, "manifest.json": canonical_json(manifest)})
+    lines = run("inspect", path).output.splitlines()
+    start = lines.index("  measured on  threads  call                 recipe       ms")
+    assert lines[start + 1 : start + 5] == [
+        "  x86-64-v3          2  forward, batch = 32  default   12.35",
+        "  x86-64-v3          2  forward, batch = 32  portable   0.02",
+        "  order on this machine: portable, default",
+        "",
+    ]
+    (report,) = json.loads(run("inspect", path, "--json").output)
+    model = report["models"]["digits"]
+    assert (model["order"], model["order_here"]) == (["default", "portable"], ["portable", "default"])
+    assert model["recipes"]["portable"]["measured"] == [{"level": "x86-64-v3", "threads": 2, "calls": calls}]
+
+
 def test_inspect_shows_what_a_build_left_out(tmp_path: Path) -> None:
     files = packaged_files()
     manifest = json.loads(files["manifest.json"])

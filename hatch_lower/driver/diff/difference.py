@@ -61,6 +61,7 @@ FIELDS = (
         re.compile(r".*/not_compared"),
         "a build machine lacks the device of the recipe, or `verify` differs; the programs are not affected",
     ),
+    (re.compile(r".*/measured(?:/.*)?"), "other times in lowering-times.json; the programs are not affected"),
     (re.compile(r".*/isa"), "another instruction set; set the option `isa` of the recipe's backend"),
     (re.compile(r".*/target(?:/.*)?"), "built for another kind of machine"),
     (
