@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from packaging.utils import canonicalize_name
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.output import show
+from hatch_lower.cli.proposal import NEEDS, proposal_lines, propose
 from hatch_lower.cli.scaffold import Package, find_package, module_package, weights_globs, write_stub
 from hatch_lower.config.requirements import OWN_NAME, read_requirement
 from hatch_lower.config.settings import HOOK_PATH, Recipe
@@ -39,8 +41,16 @@ GPU_BACKEND = "cuda"
 @root_option
 @click.option("--model", help="The model's name. Default: the project's.")
 @click.option("--export", help="The function that returns the model. Default: `export` in the package's `model`.")
-@click.option("--backend", "backends", multiple=True, default=["aoti"], help="A backend. Repeatable. Default: aoti.")
-def init(root: Path, model: str | None, export: str | None, backends: Sequence[str]) -> None:
+@click.option("--backend", "backends", multiple=True, help="A backend. Repeatable. Default: by the needs.")
+@click.option(
+    "--need",
+    "needs",
+    type=click.Choice(list(NEEDS)),
+    multiple=True,
+    help="A need of the project, by which the command chooses the backend: to run without torch, to build without a"
+    " compiler, machine code in the wheel, or a file that a phone runs, too. Repeatable.",
+)
+def init(root: Path, model: str | None, export: str | None, backends: Sequence[str], needs: Sequence[str]) -> None:
     """Set up a project for `hatch build`.
 
     Edits pyproject.toml: the build requirements, the dependencies, the model's entry point and the build hook, and
@@ -50,6 +60,10 @@ def init(root: Path, model: str | None, export: str | None, backends: Sequence[s
     path = Path(os.path.realpath(root / "pyproject.toml"))
     table = read_pyproject(path)
     refuse_present(table, path)
+    if backends and needs:
+        raise click.UsageError("`--need` chooses the backend, and `--backend` names it: give only one of them.")
+    proposal = None if backends else propose(needs)
+    backends = [proposal.backend] if proposal else backends
     installed = importlib.metadata.entry_points(group=BACKEND_GROUP).names
     for backend in backends:
         if backend not in installed:
@@ -63,10 +77,12 @@ def init(root: Path, model: str | None, export: str | None, backends: Sequence[s
     try:
         target, written = (export, []) if export else entry_point(package)
         inputs = weights_globs(path.parent, package)
-        replace_file(path, Declared(path.parent, package, model or project, target, tuple(backends), tuple(inputs)))
+        declared = Declared(path.parent, package, model or project, target, tuple(backends), tuple(inputs))
+        replace_file(path, replace(declared, torch_free="torch-free" in needs))
     except OSError as error:
         raise refused_error(error, str(path)) or error from error
-    show([f"changed {path}", *(f"wrote {file}" for file in written), "", *next_steps(table, target, inputs)])
+    chosen = [*proposal_lines(proposal), ""] if proposal else []
+    show([f"changed {path}", *(f"wrote {file}" for file in written), "", *chosen, *next_steps(table, target, inputs)])
 
 
 class Declared(Frozen):
@@ -78,6 +94,7 @@ class Declared(Frozen):
     export: str
     backends: tuple[str, ...]
     inputs: tuple[str, ...]
+    torch_free: bool = False
 
     @property
     def code(self) -> str:
@@ -163,6 +180,8 @@ def edit(document: TOMLDocument, declared: Declared) -> None:
     set_list(hook, "backends", on_gpu or others)
     if on_gpu and others:
         set_list(table_at(hook, "recipes", "cpu"), "backends", others)
+    if declared.torch_free:
+        hook["torch-free"] = True
     if declared.inputs:
         set_list(hook, "inputs", declared.inputs)
     edit_cache_keys(document, declared)

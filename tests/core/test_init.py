@@ -228,6 +228,68 @@ def test_uv_sync_builds_again_after_a_change_of_the_weights(tmp_path: Path, keys
     assert installed.read_text() == ("new" if keys else "old")
 
 
+ENGINES = ("openvino", "onnxruntime", "executorch", "torch")
+
+
+@pytest.mark.parametrize(
+    ("needs", "installed", "backend", "reason"),
+    [
+        ((), ENGINES, "openvino", "of ten models measured in docs/engines.md, it is the fastest for most"),
+        ((), ("torch",), "openvino", "a build needs no compiler"),
+        ((), ("onnxruntime",), "onnxruntime", "its library is installed here, and `openvino`'s is not"),
+        (("torch-free",), ("onnxruntime",), "onnxruntime", "models that it takes whole run without torch"),
+        (("torch-free", "no-compiler"), (), "openvino", "models that it takes whole run without torch"),
+        (("no-compiler", "phone"), ("onnxruntime",), "executorch", "a phone runs the same file"),
+        (("native",), ENGINES, "aoti", "the wheel has machine code, and needs no library beside torch"),
+    ],
+)
+def test_the_backend_follows_the_needs_and_what_is_installed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    needs: tuple[str, ...],
+    installed: tuple[str, ...],
+    backend: str,
+    reason: str,
+) -> None:
+    monkeypatch.setattr("hatch_lower.cli.proposal.find_spec", lambda name: name if name in installed else None)
+    root = project(tmp_path, HATCHLING, "my_net")
+    done = init(root, *(f"--need={need}" for need in needs))
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    first, last = lines.index(f"backend `{backend}`:"), lines.index("other backends (`--backend`):")
+    assert f"  {reason}" in lines[first:last]
+    assert not any(line.startswith(f"  `{backend}`") for line in lines)
+    hook = written(root).unwrap()["tool"]["hatch"]["build"]["hooks"]["lower"]
+    assert hook == {"backends": [backend], **({"torch-free": True} if "torch-free" in needs else {})}
+
+
+def test_native_code_without_a_compiler_here_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    done = init(project(tmp_path, HATCHLING, "my_net"), "--need=native")
+    assert "  a build needs g++ or clang++, and this machine has neither\n" in done.stdout
+
+
+def test_needs_that_no_backend_meets_are_refused(tmp_path: Path) -> None:
+    done = init(project(tmp_path, HATCHLING, "my_net"), "--need=native", "--need=torch-free")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: no backend meets all needs of the project\n"
+        "  where: `--need`\n"
+        "  found: `native`: `aoti`\n"
+        "    `torch-free`: `openvino`, `onnxruntime`\n"
+        "  to do: leave out a need, or write a recipe for each backend: a machine loads a recipe that runs there\n"
+    )
+    assert (tmp_path / "pyproject.toml").read_text() == HATCHLING
+
+
+def test_a_named_backend_has_no_needs(tmp_path: Path) -> None:
+    root = project(tmp_path, HATCHLING, "my_net")
+    done = init(root, "--backend=aoti", "--need=native")
+    assert done.exit_code == 2
+    assert "give only one of them" in done.stderr
+    assert "backend `aoti`" not in init(root, "--backend=aoti").stdout
+
+
 def test_machines_without_a_gpu_get_a_recipe_of_their_own(tmp_path: Path) -> None:
     project(tmp_path, HATCHLING, "my_net")
     assert init(tmp_path, "--backend", "aoti", "--backend", "cuda").exit_code == 0
