@@ -40,6 +40,7 @@ backends = [{backend}]
 verify = {verify}
 check-megabytes = 0
 runtime-requirements = "add"
+{settings}
 """
 ENTRY = """from tenmodels.ten_models import export
 
@@ -56,8 +57,8 @@ def run(command: list[Any], **options: Any) -> str:
     return done.stdout
 
 
-def build(name: str, backend: str, folder: Path, *, verify: bool) -> Path:
-    """Return the folder with the unpacked wheel of a model."""
+def build(name: str, backend: str, folder: Path, *, verify: bool, settings: str = "") -> Path:
+    """Return the folder with the unpacked wheel of a model; `settings` are more lines of the hook's table."""
     project, site = folder / "project", folder / "site"
     for old in (project, site, folder / "dist"):
         shutil.rmtree(old, ignore_errors=True)
@@ -67,7 +68,8 @@ def build(name: str, backend: str, folder: Path, *, verify: bool) -> Path:
     shutil.copy(HERE / "ten_models.py", package)
     (package / "entry.py").write_text(ENTRY.format(name=name))
     verified = str(verify).lower()
-    (project / "pyproject.toml").write_text(PYPROJECT.format(name=name, backend=backend, verify=verified))
+    text = PYPROJECT.format(name=name, backend=backend, verify=verified, settings=settings)
+    (project / "pyproject.toml").write_text(text)
     caches = {"HATCH_LOWER_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     begin = time.perf_counter()
     command = ["-m", "hatchling", "build", "--target", "wheel", "--directory", folder / "dist"]
