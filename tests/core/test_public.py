@@ -89,6 +89,18 @@ def test_the_first_page_has_the_measured_speeds_of_the_page_of_engines() -> None
     assert len(tables[0][0].splitlines()) > 3
 
 
+def test_the_first_pages_have_the_table_of_backends_for_ten_models() -> None:
+    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/tutorial.md", "docs/engines.md")]
+    tables = [re.findall(r"<!-- which -->\n(.*?)<!-- /which -->", page, re.DOTALL) for page in pages]
+    assert tables[0] == tables[1] == tables[2]
+    (table,) = tables[0]
+    assert len(re.findall(r"^\| .* ms \|", table, re.MULTILINE)) == 10
+    for page in pages:
+        heading = re.search(r"^## (.*)$", page, re.MULTILINE)
+        assert heading
+        assert heading[1] == "Which backend?"
+
+
 FIRST_CHANGES = {
     "a setting": "config/tables.py",
     "the wheel's tag": "hatch/tags.py",
