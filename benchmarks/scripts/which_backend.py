@@ -2,11 +2,12 @@
 
 `build FOLDER [MODEL …]` builds a wheel of each model for each backend; `measure FOLDER [MODEL …]` times calls of the
 wheels beside eager; `write FOLDER PATH …` replaces the text between the lines `<!-- which -->` and `<!-- /which -->` of
-files. FOLDER keeps the results, so that models can be built and measured apart: timings want a quiet machine. Wheels
-are removed as soon as they are measured.
+files. FOLDER keeps the wheels and the results, so that models can be built and measured apart: timings want a quiet
+machine.
 
 Eager and the backends take turns in one process, each turn as many calls as fit into half a second; a figure is the
-median of three processes. Builds start with empty caches, and compare with eager; their time is processor time.
+median of the fastest turn in three processes, since other work on the machine only adds to a turn. Builds start with
+empty caches, and compare with eager; their time is processor time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import statistics
 import sys
 from collections.abc import Mapping
@@ -98,11 +98,10 @@ def measure_model(name: str, folder: Path) -> None:
     command = [HERE / "which_backend_measure.py", name, ROUNDS, SECONDS, *sites]
     found = [json.loads(run(command).splitlines()[-1]) for _ in range(PROCESSES)]
     ways = ("eager", *BACKENDS)
-    ratios = {way: statistics.median(each[way] / each["eager"] for each in found) for way in ways}
-    measured = {"eager": statistics.median(each["eager"] for each in found), "ratios": ratios}
-    (folder / f"{name}.measured.json").write_text(json.dumps(measured))
-    shutil.rmtree(folder / name)
-    print(f"{name}: eager {measured['eager'] * 1e3:.3g} ms, {ratios}", file=sys.stderr, flush=True)
+    fastest = {way: min(each[way] for each in found) for way in ways}
+    ratios = {way: seconds / fastest["eager"] for way, seconds in fastest.items()}
+    (folder / f"{name}.measured.json").write_text(json.dumps({"eager": fastest["eager"], "ratios": ratios}))
+    print(f"{name}: eager {fastest['eager'] * 1e3:.3g} ms, {ratios}", file=sys.stderr, flush=True)
 
 
 def write_table(folder: Path, paths: list[Path]) -> None:
