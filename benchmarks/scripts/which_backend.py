@@ -5,9 +5,9 @@ wheels beside eager; `write FOLDER PATH …` replaces the text between the lines
 files. FOLDER keeps the wheels and the results, so that models can be built and measured apart: timings want a quiet
 machine.
 
-Eager and the backends take turns in one process, each turn as many calls as fit into half a second; a figure is the
-median of the fastest turn in three processes, since other work on the machine only adds to a turn. Builds start with
-empty caches, and compare with eager; their time is processor time.
+Eager and the backends take turns in one process, each turn as many calls as fit into 0.4 s. Each `measure` adds a
+process. A figure is the median of the fastest turn of all processes, since other work on the machine only adds to a
+turn. Builds start with empty caches, and compare with eager; their time is processor time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ RUNS_ON = {
     "portable": "wherever torch does",
 }
 MARKED = re.compile(r"(?<=<!-- which -->\n).*?(?=<!-- /which -->)", re.DOTALL)
-ROUNDS, SECONDS, PROCESSES = 4, 0.5, 3
+ROUNDS, SECONDS = 3, 0.4
 LARGE = 1 << 20
 TOLERANCE = "rtol = 1e-2\natol = 1e-3"  # with random weights, rounding adds up to more than in trained models
 
@@ -94,14 +94,19 @@ def share_large_files(site: Path, shared: Path) -> None:
 
 
 def measure_model(name: str, folder: Path) -> None:
+    """Time the ways of a model in a new process, and add the times to those of earlier processes."""
     sites = [f"{backend}={folder / name / backend / 'site'}" for backend in BACKENDS]
     command = [HERE / "which_backend_measure.py", name, ROUNDS, SECONDS, *sites]
-    found = [json.loads(run(command).splitlines()[-1]) for _ in range(PROCESSES)]
-    ways = ("eager", *BACKENDS)
-    fastest = {way: min(each[way] for each in found) for way in ways}
-    ratios = {way: seconds / fastest["eager"] for way, seconds in fastest.items()}
-    (folder / f"{name}.measured.json").write_text(json.dumps({"eager": fastest["eager"], "ratios": ratios}))
-    print(f"{name}: eager {fastest['eager'] * 1e3:.3g} ms, {ratios}", file=sys.stderr, flush=True)
+    found = json.loads(run(command).splitlines()[-1])
+    path = folder / f"{name}.measured.json"
+    earlier = json.loads(path.read_text()) if path.exists() else []
+    path.write_text(json.dumps([*earlier, found]))
+    print(name, found, file=sys.stderr, flush=True)
+
+
+def fastest(name: str, folder: Path) -> dict[str, float]:
+    measured = json.loads((folder / f"{name}.measured.json").read_text())
+    return {way: min(each[way] for each in measured) for way in ("eager", *BACKENDS)}
 
 
 def write_table(folder: Path, paths: list[Path]) -> None:
@@ -117,13 +122,13 @@ def table(folder: Path) -> str:
     heads = [f"`{backend}`" if backend != "portable" else "no backend" for backend in BACKENDS]
     lines = [row("a call ÷ eager's", "eager", *heads), f"|---|{'--:|' * (len(BACKENDS) + 1)}"]
     for name in MODELS:
-        measured = json.loads((folder / f"{name}.measured.json").read_text())
-        ratios = [f"{measured['ratios'][backend]:.2f}" for backend in BACKENDS]
+        seconds = fastest(name, folder)
+        ratios = [f"{seconds[backend] / seconds['eager']:.2f}" for backend in BACKENDS]
         least = min(ratios)
         cells = [f"**{ratio}**" if ratio == least else ratio for ratio in ratios]
-        lines.append(row(TITLES[name], f"{measured['eager'] * 1e3:#.3g}".rstrip(".") + " ms", *cells))
-    seconds = [statistics.median(found[backend]["seconds"] for found in built.values()) for backend in BACKENDS]
-    lines.append(row("a build, processor time", "", *(f"{each:.0f} s" for each in seconds)))
+        lines.append(row(TITLES[name], f"{seconds['eager'] * 1e3:#.3g}".rstrip(".") + " ms", *cells))
+    builds = [statistics.median(found[backend]["seconds"] for found in built.values()) for backend in BACKENDS]
+    lines.append(row("a build, processor time", "", *(f"{each:.0f} s" for each in builds)))
     lines.append(row("installed", "", *(installed(built, backend) for backend in BACKENDS)))
     lines.append(row("compiler in builds", "", *("g++" if backend == "aoti" else "no" for backend in BACKENDS)))
     lines.append(row("runs on", "", *(RUNS_ON[backend] for backend in BACKENDS)))
