@@ -50,6 +50,8 @@ class MetricEntry(Frozen):
     value: float  # of the recipe
     eager: float
     max_drop: float  # the largest allowed difference from eager to the recipe
+
+
 class MethodSeconds(Frozen):
     """Measured seconds of a call of a method: the median of several calls."""
 
