@@ -18,7 +18,7 @@ NEEDS = {
 }
 
 
-class Candidate(Frozen):
+class Proposed(Frozen):
     backend: str
     module: str  # of the engine's library
     meets: frozenset[str]
@@ -27,17 +27,17 @@ class Candidate(Frozen):
 
 # the backend that was the fastest for most models comes first (docs/engines.md)
 CANDIDATES = (
-    Candidate("openvino", "openvino", frozenset(["torch-free", "no-compiler"]), "often the fastest"),
-    Candidate("onnxruntime", "onnxruntime", frozenset(["torch-free", "no-compiler"]), "the smallest installation"),
-    Candidate("executorch", "executorch", frozenset(["no-compiler", "phone"]), "a file that a phone runs, too"),
-    Candidate("aoti", "torch", frozenset(["native"]), "machine code, with no library beside torch"),
+    Proposed("openvino", "openvino", frozenset(["torch-free", "no-compiler"]), "often the fastest"),
+    Proposed("onnxruntime", "onnxruntime", frozenset(["torch-free", "no-compiler"]), "the smallest installation"),
+    Proposed("executorch", "executorch", frozenset(["no-compiler", "phone"]), "a file that a phone runs, too"),
+    Proposed("aoti", "torch", frozenset(["native"]), "machine code, with no library beside torch"),
 )
 
 
 class Proposal(Frozen):
     backend: str
     reasons: tuple[str, ...]
-    others: tuple[Candidate, ...]
+    others: tuple[Proposed, ...]
 
 
 def propose(needs: Collection[str]) -> Proposal:
@@ -56,7 +56,7 @@ def propose(needs: Collection[str]) -> Proposal:
     return Proposal(chosen.backend, tuple(reasons_for(chosen, alike)), others)
 
 
-def reasons_for(chosen: Candidate, alike: Sequence[Candidate]) -> Iterator[str]:
+def reasons_for(chosen: Proposed, alike: Sequence[Proposed]) -> Iterator[str]:
     yield from (reason for need, reason in NEEDS.items() if need in chosen.meets)
     absent = [each for each in alike if not is_installed(each)]
     if is_installed(chosen) and absent:
@@ -74,15 +74,15 @@ def has_compiler() -> bool:
         return False
 
 
-def is_installed(candidate: Candidate) -> bool:
+def is_installed(candidate: Proposed) -> bool:
     return find_spec(candidate.module) is not None
 
 
-def meeting(need: str) -> list[Candidate]:
+def meeting(need: str) -> list[Proposed]:
     return [each for each in CANDIDATES if need in each.meets]
 
 
-def quoted(candidate: Candidate) -> str:
+def quoted(candidate: Proposed) -> str:
     return f"`{candidate.backend}`"
 
 

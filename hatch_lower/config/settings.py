@@ -1,4 +1,4 @@
-"""The `lower` hook's table as frozen settings, with defaults and checks, and the import package of a model's files.
+"""The `lower` hook's table as frozen settings, with defaults and checks.
 
 `tables` describes the table and `reader` checks the values. This module resolves names and checks settings against each
 other. No code after `read_settings` sees a dictionary.
@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.config.option_files import with_contents
+from hatch_lower.config.packages import resolve_package
 from hatch_lower.config.precision_file import read_kept
 from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.requirements import Extra
@@ -36,50 +37,6 @@ from hatch_lower.config.tables import (
 )
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.frozen import Frozen
-
-PACKAGE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-def resolve_package(
-    given: HookTable,
-    override: ModelTable,
-    module: str,
-    packages: Sequence[str],
-    regular: Collection[str],
-    path: str,
-    here: str,
-    problems: list[str],
-) -> str | None:
-    """Return the import package that gets the model's files, or `None` after appending to `problems`."""
-    owner, package = (here, override.package) if override.package is not None else (path, given.package)
-    if package is not None:
-        if not PACKAGE_NAME.fullmatch(package):
-            problems.append(f"`{owner}.package` must be the dotted name of an import package, found `{package}`")
-        elif package.partition(".")[0] not in packages:
-            known = nearest(package.partition(".")[0], packages)
-            problems.append(f"`{owner}.package` names no package of the wheel, found `{package}`; {known}")
-        return package
-    around = innermost(module, regular)
-    if around is not None:
-        return around
-    top = module.partition(".")[0]
-    # a package that no other regular package holds
-    outermost = [name for name in sorted(regular) if innermost(name.rpartition(".")[0], regular) is None]
-    if top not in packages and len(packages) == 1 and len(outermost) == 1:
-        return outermost[0]
-    listed = ", ".join(f"`{package}`" for package in sorted(regular)) or "none"
-    known = f"its module `{module}` is in none of the wheel's packages with an `__init__.py` ({listed})"
-    shared = f", and other distributions may have files in `{top}`" if top in packages else ""
-    problems.append(f"`{here}.package` must say which package gets the model's files: {known}{shared}")
-    return None
-
-
-def innermost(module: str, packages: Collection[str]) -> str | None:
-    """Return the longest dotted name in `packages` that is a module's own name, or the name of a package around it."""
-    while module and module not in packages:
-        module = module.rpartition(".")[0]
-    return module or None
-
 
 HOOK_PATH = "tool.hatch.build.hooks.lower"
 ENTRY_POINTS_PATH = f'project.entry-points."{MODEL_GROUP}"'
@@ -399,21 +356,25 @@ def resolve_models(
         package = resolve_package(given, override, match["module"], packages, regular, path, here, problems)
         if package is not None and len(problems) == found:
             ordered = tuple(recipe for recipe in order if recipe in recipes)
-            reference = f"{match['module']}:{match['attribute']}"
-            weights = given.weights if override.weights is None else override.weights
-            yield ModelSettings(
-                name,
-                reference,
-                package,
-                ordered,
-                override.assets,
-                card=override.card or "",
-                weights=weights,
-                verify_inputs=override.verify_inputs or "",
-                calibrate=override.calibrate or "",
-                metric=override.metric or "",
-                max_drop=MAX_DROP if override.max_drop is None else override.max_drop,
-            )
+            yield model_settings(name, f"{match['module']}:{match['attribute']}", package, ordered, override, given)
+
+
+def model_settings(
+    name: str, export: str, package: str, recipes: tuple[str, ...], override: ModelTable, given: HookTable
+) -> ModelSettings:
+    return ModelSettings(
+        name,
+        export,
+        package,
+        recipes,
+        override.assets,
+        card=override.card or "",
+        weights=given.weights if override.weights is None else override.weights,
+        verify_inputs=override.verify_inputs or "",
+        calibrate=override.calibrate or "",
+        metric=override.metric or "",
+        max_drop=MAX_DROP if override.max_drop is None else override.max_drop,
+    )
 
 
 def is_gated(model: ModelSettings, recipe: Recipe) -> bool:
