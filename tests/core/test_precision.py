@@ -133,6 +133,20 @@ def test_a_cache_beside_products_in_half_precision_keeps_its_dtype() -> None:
     assert program.module()(*inputs).dtype is torch.float32
 
 
+def test_operations_on_halves_and_float32_cast_the_halves_explicitly() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x) + self.layer(x)
+
+    program = in_half(method(captured(Residual(), None, torch.randn(3, 64))).program, torch.bfloat16)
+    (total,) = operations(program, "add")
+    assert {source.meta["val"].dtype for source in total.all_input_nodes} == {torch.float32}
+
+
 # Integers
 
 

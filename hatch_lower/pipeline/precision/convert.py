@@ -30,7 +30,7 @@ from hatch_lower.pipeline.real_inputs import read_real_inputs
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {"int8": 8, "int8-weights": 8, "int4-weights": 4}
-XNNPACK = "executorch"  # the backend whose kernels take signed activations only
+ENGINES = ("executorch", "onnxruntime")
 
 Cases = Mapping[str, Sequence[InputCase]]  # by method
 
@@ -112,7 +112,7 @@ class Conversion:
         Raises `CaptureError` where the model, or this environment, does not allow the precision.
         """
         refuse_unknown_modules(kept, self._source, f"model `{self._model.name}`, recipe `{recipe.name}`")
-        key = (recipe.precision, is_for_xnnpack(recipe), kept)
+        key = (recipe.precision, engine_of(recipe), kept)
         if key not in self._made:
             methods = tuple(self._method(method, recipe, kept) for method in self._source.methods)
             if value_dtypes(methods) <= value_dtypes(self._source.methods):
@@ -181,12 +181,14 @@ def refuse_unknown_modules(kept: Iterable[str], source: CapturedModel, where: st
             )
 
 
-def is_for_xnnpack(recipe: Recipe) -> bool:
-    return any(choice.name == XNNPACK for choice in recipe.backends)
+def engine_of(recipe: Recipe) -> str:
+    """Return the backend of a recipe for which integers are chosen, or empty; XNNPACK takes no other integers."""
+    names = [choice.name for choice in recipe.backends]
+    return next((name for name in ENGINES if name in names), "")
 
 
 def scheme_of(recipe: Recipe, kept: tuple[str, ...]) -> Scheme:
-    return Scheme(BITS[recipe.precision], recipe.precision == "int8", kept, is_for_xnnpack(recipe))
+    return Scheme(BITS[recipe.precision], recipe.precision == "int8", kept, engine_of(recipe))
 
 
 def program_calls(method: CapturedMethod) -> Iterator[Node]:

@@ -48,7 +48,7 @@ def in_half(program: ExportedProgram, half: torch.dtype, kept: Iterable[str] = (
         traced = functionalized(with_casts(program, half, paths))
     if paths:
         traced = with_floats(traced, half, paths)
-    return with_stored_casts(without_idle_casts(traced))
+    return with_stored_casts(with_one_dtype(without_idle_casts(traced), half))
 
 
 def with_casts(program: ExportedProgram, half: torch.dtype, kept: tuple[str, ...]) -> ExportedProgram:
@@ -131,6 +131,23 @@ def cast_of(graph: Graph, value: Node, dtype: torch.dtype, place: Node) -> Node:
 
 def is_cast(node: Node) -> bool:
     return node.target is aten._to_copy.default and node.kwargs.keys() == {"dtype"}
+
+
+def with_one_dtype(program: ExportedProgram, half: torch.dtype) -> ExportedProgram:
+    """Return a program whose operations on halves and float32 together cast the halves first, as torch does itself."""
+    attributes, graph = copy_graph(program.graph_module)
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "call_function" or is_cast(node) or not isinstance(value, torch.Tensor):
+            continue
+        given = [(source, source.meta.get("val")) for source in node.all_input_nodes]
+        floats = {held.dtype for _, held in given if isinstance(held, torch.Tensor) and held.is_floating_point()}
+        if value.dtype is torch.float32 and floats == {half, torch.float32}:
+            for source, held in given:
+                if isinstance(held, torch.Tensor) and held.dtype is half:
+                    with graph.inserting_before(node):
+                        node.replace_input_with(source, cast_of(graph, source, torch.float32, node))
+    return with_graph(program, attributes, graph)
 
 
 def without_idle_casts(program: ExportedProgram) -> ExportedProgram:

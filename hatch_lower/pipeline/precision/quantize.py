@@ -25,7 +25,7 @@ class Scheme(Frozen):
     bits: int  # of weights
     activations: bool
     kept: tuple[str, ...]  # paths of modules that stay in floating point
-    for_xnnpack: bool  # signed activations, as XNNPACK requires
+    engine: str = ""  # with requirements of its own: `executorch` or `onnxruntime`
 
 
 def quantized(method: CapturedMethod, scheme: Scheme, cases: Sequence[InputCase]) -> CapturedMethod:
@@ -81,8 +81,11 @@ def with_activations(
     """Return a module with integers; `is_folded`: the weights are stored as integers."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    choose = xnnpack_quantizer if scheme.for_xnnpack else x86_quantizer
-    prepared: GraphModule = prepare_pt2e(module, choose(not cases, scheme.kept))
+    if scheme.engine == "executorch":
+        quantizer = xnnpack_quantizer(not cases, scheme.kept)
+    else:
+        quantizer = x86_quantizer(not cases, scheme.kept, sums=scheme.engine == "onnxruntime" and bool(cases))
+    prepared: GraphModule = prepare_pt2e(module, quantizer)
     with torch.no_grad():
         for case in cases or [example_case(method)]:  # the weights are observed in a call
             args, kwargs = case.copied()
@@ -91,12 +94,27 @@ def with_activations(
     return converted
 
 
-def x86_quantizer(is_dynamic: bool, kept: Iterable[str]) -> object:
-    """Return torchao's quantizer for x86: unsigned activations, signed weights with a scale per channel."""
+def x86_quantizer(is_dynamic: bool, kept: Iterable[str], *, sums: bool) -> object:
+    """Return torchao's quantizer for x86: unsigned activations, signed weights with a scale per channel.
+
+    `sums`: with integers between a convolution and the sum of a residual network. Without these, ONNX Runtime computes
+    the convolution in float32, while other engines compute both in one kernel.
+    """
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
     config = x86.get_default_x86_inductor_quantization_config(is_dynamic=is_dynamic)
-    quantizer = x86.X86InductorQuantizer().set_global(config)
+
+    class WithSums(x86.X86InductorQuantizer):  # type: ignore[misc]
+        def annotate(self, model: GraphModule) -> GraphModule:
+            annotated: GraphModule = super().annotate(model)
+            for node in annotated.graph.nodes if sums else ():
+                annotation = node.meta.get("quantization_annotation")
+                if str(node.target).startswith("aten.add") and annotation is not None and annotation.input_qspec_map:
+                    for source in node.all_input_nodes:
+                        annotation.input_qspec_map.setdefault(source, config.input_activation)
+            return annotated
+
+    quantizer = WithSums().set_global(config)
     for path in kept:
         quantizer.set_module_name_qconfig(path, None)
     return quantizer
