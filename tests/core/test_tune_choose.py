@@ -69,7 +69,7 @@ def test_options_are_tried_of_engines_that_are_not_much_slower() -> None:
     bench = ScriptedBench()
     chosen(bench)
     assert "onnxruntime-1-thread" in bench.order
-    assert not {"openvino-1-thread", "executorch-1-thread", "aoti-prepack-weights"} & set(bench.order)
+    assert not {"openvino-1-thread", "executorch-1-thread", "aoti-no-prepack-weights"} & set(bench.order)
 
 
 def test_size_and_memory_have_their_own_figures() -> None:

@@ -16,6 +16,7 @@ from hatch_lower.cli.measure.tune.write import read_files, write_choices
 from hatch_lower.config.settings import Metadata, Recipe, Settings, read_settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.config.timed import recipe_digest, timed_settings
+from hatch_lower.driver.measured import find_measured
 from hatch_lower.errors import ConfigError
 from hatch_lower.format.evidence import EVIDENCE_FILE, MeasuredCall, Measurement, TunedChoice, read_evidence
 
@@ -190,9 +191,13 @@ def test_the_choice_of_another_level_stays(tmp_path: Path) -> None:
         second, choice=level, measurements=tuple(replace(m, level=level.level) for m in second.measurements)
     )
     found = written(tmp_path, text, second)
-    hook = hook_of(found)
-    assert hook["models"]["digits"]["recipes"] == ["openvino-int8", "openvino"]
-    assert hook["order"] == "measured"
+    settings = settings_of(found, tmp_path)
+    assert settings.models[0].recipes == ("openvino-int8", "openvino")
+    assert settings.order == "measured"
+    assert {name: len(calls) for name, calls in find_measured(settings)["digits"].items()} == {
+        "openvino-int8": 1,
+        "openvino": 2,
+    }
     evidence = read_evidence((tmp_path / EVIDENCE_FILE).read_bytes(), "f")
     assert {each.level: each.recipe for each in evidence.choices} == {
         "x86-64-v3": "openvino",

@@ -78,7 +78,7 @@ def verified(recipe: Recipe) -> Recipe:
 
 
 def settings_name(recipe: Recipe) -> str:
-    """Return `openvino-int8`, `aoti-x86-64-v4-prepack-weights`, `onnxruntime-1-thread`: a name made of the settings."""
+    """Return a name made of the settings, such as `openvino-int8` or `aoti-x86-64-v4-no-prepack-weights`."""
     parts = [choice.name for choice in recipe.backends] or [PORTABLE]
     for choice in recipe.backends:
         parts += [option_name(name, value) for name, value in choice.options.items()]
@@ -88,7 +88,9 @@ def settings_name(recipe: Recipe) -> str:
 def option_name(name: str, value: object) -> str:
     if name == THREADS:
         return f"{value}-thread{'' if value == 1 else 's'}"
-    return str(value) if name == ISA else name
+    if name == ISA:
+        return str(value)
+    return name if value else f"no-{name}"
 
 
 def first_candidates(settings: Settings, named: Sequence[str], precisions: Iterable[Precision]) -> Candidates:
@@ -110,9 +112,10 @@ def variants(candidate: Candidate, level: str, threads: int) -> Iterator[tuple[t
     given: Sequence[Mapping[str, object]] = ()
     if choice.name == "aoti":
         isa = level.removesuffix("-vnni") if precision in ("float32", "bfloat16", "float16") else level
-        newer = isa not in DEFAULT_LEVELS and isa not in BASELINES
-        prepacks: Mapping[str, object] = {PREPACK: True}
-        given = [prepacks, {ISA: isa}, {ISA: isa, **prepacks}] if newer else [prepacks]
+        newer = isa not in (*DEFAULT_LEVELS, *BASELINES)
+        # the other value than the default of the machine
+        packing: Mapping[str, object] = {PREPACK: level in BASELINES}
+        given = [packing, {ISA: isa}, {ISA: isa, **packing}] if newer else [packing]
     elif choice.name in THREADED and threads > 1:
         given = [{THREADS: 1}]
     for options in given:
