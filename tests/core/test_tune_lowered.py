@@ -12,7 +12,7 @@ import pytest
 
 from hatch_lower.cli.measure.figures import ChildFigures, FigureSubject
 from hatch_lower.cli.measure.tune import lowered as lowered_module
-from hatch_lower.cli.measure.tune.candidates import Candidate
+from hatch_lower.cli.measure.tune.candidates import TunedCandidate
 from hatch_lower.cli.measure.tune.lowered import (
     LeftOutError,
     SharedFiles,
@@ -27,7 +27,7 @@ from hatch_lower.errors import BackendError, VerificationError
 from hatch_lower.format.evidence import MeasuredAccuracy
 from hatch_lower.format.manifest import MetricEntry
 
-CANDIDATE = Candidate(Recipe("portable"))
+CANDIDATE = TunedCandidate(Recipe("portable"))
 
 
 def test_documents_are_packed_and_other_files_are_stored(tmp_path: Path) -> None:

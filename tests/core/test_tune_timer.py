@@ -13,10 +13,10 @@ import pytest
 from hatch_lower.cli.measure.command import RecipeRefusedError
 from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.cli.measure.tune import timer as timer_module
-from hatch_lower.cli.measure.tune.candidates import Candidate
+from hatch_lower.cli.measure.tune.candidates import TunedCandidate
 from hatch_lower.cli.measure.tune.lowered import LeftOutError
 from hatch_lower.cli.measure.tune.race import EAGER
-from hatch_lower.cli.measure.tune.timer import CandidateTimer, measured_calls
+from hatch_lower.cli.measure.tune.timer import CandidateTimer, times_of_calls
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import ProcessError
 
@@ -59,7 +59,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedHost]:
 
 def timer(eager: Any = None) -> CandidateTimer:
     candidates: Any = {
-        name: SimpleNamespace(candidate=Candidate(Recipe(name, imports=(name,))), folder=Path(f"/{name}"))
+        name: SimpleNamespace(candidate=TunedCandidate(Recipe(name, imports=(name,))), folder=Path(f"/{name}"))
         for name in SECONDS
     }
     return CandidateTimer(candidates, lambda: CALLS, 2, eager, os.environ, 60.0)
@@ -108,7 +108,7 @@ def test_loads_have_one_thread_and_a_refused_recipe_is_left_out(host: type[Scrip
 def test_many_heats_have_the_interval_of_the_pairs() -> None:
     pytest.importorskip("scipy")
     heats = [{"portable": (1.0 + at / 100, 2.0), EAGER: (4.0, 4.0)} for at in range(9)]
-    first, second = measured_calls(CALLS, heats, [(0.1, 0.1)], "portable")
+    first, second = times_of_calls(CALLS, heats, [(0.1, 0.1)], "portable")
     assert first.median == pytest.approx(1.04)
     assert 1.0 <= first.low < 1.04 < first.high <= 1.08
     assert (second.low, second.high, second.eager) == (2.0, 2.0, 4.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.cli.measure.tune.candidates import Candidate
+from hatch_lower.cli.measure.tune.candidates import TunedCandidate
 from hatch_lower.cli.measure.tune.choose import TunedModel
 from hatch_lower.cli.measure.tune.write import read_files, write_choices
 from hatch_lower.config.settings import Metadata, Recipe, Settings, read_settings
@@ -77,7 +77,7 @@ def measurement(recipe: Recipe, model: str = "digits", level: str = "x86-64-v3")
 def tuned(ratios: Mapping[str, float], written: tuple[str, ...] = ("default",), model: str = "digits") -> TunedModel:
     """Return the choice of the first recipe; recipes are named by their constants here."""
     recipes = [RECIPES[name] for name in ratios]
-    candidates = {recipe.name: Candidate(recipe, recipe.name in written) for recipe in recipes}
+    candidates = {recipe.name: TunedCandidate(recipe, recipe.name in written) for recipe in recipes}
     chosen, *_ = candidates.values()
     return TunedModel(
         TunedChoice(model, "x86-64-v3", "latency", chosen.name),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hatch_lower.cli.measure.figures import FigureSubject
-from hatch_lower.cli.measure.tune.candidates import Candidate
+from hatch_lower.cli.measure.tune.candidates import TunedCandidate
 from hatch_lower.cli.measure.tune.lowered import LeftOutError, LoweredCandidate
 from hatch_lower.cli.measure.tune.race import EAGER, Heat
 from hatch_lower.config.settings import Metadata, Settings, read_settings
@@ -35,7 +35,7 @@ class ScriptedBench:
         self.order: list[str] = []
 
     @contextmanager
-    def lowered(self, candidate: Candidate) -> Iterator[LoweredCandidate]:
+    def lowered(self, candidate: TunedCandidate) -> Iterator[LoweredCandidate]:
         self.order.append(candidate.name)
         if isinstance(fault := self.faults.get(candidate.name), (LowerError, LeftOutError)):
             raise fault

@@ -11,7 +11,7 @@ from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.cli.measure.limits import dimensions_of, resolve, tables_for, ways
 from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.cli.measure.timed import SHORTEST, Eager
-from hatch_lower.cli.measure.tune.candidates import Aim, Candidate
+from hatch_lower.cli.measure.tune.candidates import Aim, TunedCandidate
 from hatch_lower.cli.measure.tune.lowered import LoweredCandidate, SharedFiles, Sizes, examined, lowered_candidate
 from hatch_lower.cli.measure.tune.timer import Calls, CandidateTimer
 from hatch_lower.config.settings import ModelSettings, Settings
@@ -41,7 +41,7 @@ class ProjectBench:
         self._shared = SharedFiles()
 
     @contextmanager
-    def lowered(self, candidate: Candidate) -> Iterator[LoweredCandidate]:
+    def lowered(self, candidate: TunedCandidate) -> Iterator[LoweredCandidate]:
         project = self._project
         with lowered_candidate(project.settings, self._model, candidate, project.view, project.store) as side:
             if not self.calls:

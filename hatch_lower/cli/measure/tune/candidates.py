@@ -26,7 +26,7 @@ ISA, PREPACK, THREADS = "isa", "prepack-weights", "threads"
 DEFAULT_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3")  # for machines of these levels `aoti` compiles without an option
 
 
-class Candidate(Frozen):
+class TunedCandidate(Frozen):
     recipe: Recipe
     is_written: bool = False  # in the project's table
 
@@ -48,21 +48,21 @@ class Candidates:
     """Different candidates in the order of their addition; equal settings are a single candidate."""
 
     def __init__(self, settings: Settings) -> None:
-        self._found: dict[str, Candidate] = {}  # by digest
+        self._found: dict[str, TunedCandidate] = {}  # by digest
         self._template = settings.recipes[0]
         for recipe in settings.recipes:
-            self._add(Candidate(verified(recipe), is_written=True))
+            self._add(TunedCandidate(verified(recipe), is_written=True))
 
-    def __iter__(self) -> Iterator[Candidate]:
+    def __iter__(self) -> Iterator[TunedCandidate]:
         return iter(list(self._found.values()))
 
-    def add(self, backends: Sequence[BackendChoice], precision: Precision = "float32") -> Candidate | None:
+    def add(self, backends: Sequence[BackendChoice], precision: Precision = "float32") -> TunedCandidate | None:
         """Add a recipe, with a name made of its settings; return `None` for settings that are a candidate already."""
         recipe = replace(self._template, backends=tuple(backends), precision=precision, max_drop=None, name=PORTABLE)
         recipe = verified(replace(recipe, name=self._free_name(settings_name(recipe))))
-        return self._add(Candidate(recipe))
+        return self._add(TunedCandidate(recipe))
 
-    def _add(self, candidate: Candidate) -> Candidate | None:
+    def _add(self, candidate: TunedCandidate) -> TunedCandidate | None:
         digest = recipe_digest(candidate.recipe)
         return None if digest in self._found else self._found.setdefault(digest, candidate)
 
@@ -104,7 +104,9 @@ def first_candidates(settings: Settings, named: Sequence[str], precisions: Itera
     return found
 
 
-def variants(candidate: Candidate, level: str, threads: int) -> Iterator[tuple[tuple[BackendChoice, ...], Precision]]:
+def variants(
+    candidate: TunedCandidate, level: str, threads: int
+) -> Iterator[tuple[tuple[BackendChoice, ...], Precision]]:
     """Yield the settings of a candidate of a single engine without options, with options for this machine."""
     if len(candidate.recipe.backends) != 1 or candidate.options:
         return
@@ -122,7 +124,7 @@ def variants(candidate: Candidate, level: str, threads: int) -> Iterator[tuple[t
         yield (BackendChoice(choice.name, options),), precision
 
 
-def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: Candidate) -> Settings:
+def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: TunedCandidate) -> Settings:
     """Return the settings of a build of a model for the candidate alone, which may require further dependencies.
 
     The weights are in the folder of the candidate, also if the project publishes the weights elsewhere.
@@ -139,7 +141,7 @@ def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: C
     )
 
 
-def tools_error(candidate: Candidate, settings: Settings) -> BackendError | None:
+def tools_error(candidate: TunedCandidate, settings: Settings) -> BackendError | None:
     """Return the error of a build that lacks a candidate's tools; `None` if all tools are installed."""
     try:
         refuse_missing_tools(replace(settings, recipes=(candidate.recipe,)))
@@ -153,7 +155,7 @@ def refuse_no_engine(settings: Settings, named: Sequence[str]) -> None:
     known = importlib.metadata.entry_points(group=BACKEND_GROUP).names
     if unknown := [name for name in named if name not in known]:
         raise ConfigError("there is no such backend", where="`--backend`", found=nearest(unknown[0], known))
-    plain = [Candidate(Recipe(name, (BackendChoice(name),))) for name in named or ENGINES]
+    plain = [TunedCandidate(Recipe(name, (BackendChoice(name),))) for name in named or ENGINES]
     errors = [error for each in plain if (error := tools_error(each, settings)) is not None]
     if errors if named else len(errors) == len(plain):
         raise ConfigError(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hatch_lower.cli.measure.command import Tell
 from hatch_lower.cli.measure.figures import FEWEST, Interval
-from hatch_lower.cli.measure.tune.candidates import Candidate, verified
+from hatch_lower.cli.measure.tune.candidates import TunedCandidate, verified
 from hatch_lower.cli.measure.tune.choose import (
     CandidateBench,
     Progress,
@@ -69,14 +69,14 @@ def checked_choice(wanted: Wanted, evidence: Evidence) -> TunedChoice:
     return choice
 
 
-def candidates_of(wanted: Wanted, measured: list[Measurement]) -> Iterator[Candidate]:
+def candidates_of(wanted: Wanted, measured: list[Measurement]) -> Iterator[TunedCandidate]:
     """Yield the measured candidates, with the project's settings of recipes that the project has now."""
     known = {recipe.name: recipe for recipe in wanted.settings.recipes}
     for each in measured:
         if each.recipe in known:
-            yield Candidate(verified(known[each.recipe]), is_written=True)
+            yield TunedCandidate(verified(known[each.recipe]), is_written=True)
         else:
-            yield Candidate(verified(recipe_of(each, wanted.settings.recipes[0])))
+            yield TunedCandidate(verified(recipe_of(each, wanted.settings.recipes[0])))
 
 
 def recipe_of(measured: Measurement, template: Recipe) -> Recipe:

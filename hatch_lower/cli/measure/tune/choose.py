@@ -12,8 +12,8 @@ from hatch_lower.cli.measure.command import Tell
 from hatch_lower.cli.measure.figures import METRICS
 from hatch_lower.cli.measure.tune.candidates import (
     Aim,
-    Candidate,
     Candidates,
+    TunedCandidate,
     first_candidates,
     settings_text,
     tools_error,
@@ -21,7 +21,7 @@ from hatch_lower.cli.measure.tune.candidates import (
 )
 from hatch_lower.cli.measure.tune.lowered import LeftOutError, LoweredCandidate, left_out_reason
 from hatch_lower.cli.measure.tune.race import WORTH_OPTIONS, Preference, Race, Stopwatch, Timer, fast_alone, pick
-from hatch_lower.cli.measure.tune.timer import Calls, measured_calls
+from hatch_lower.cli.measure.tune.timer import Calls, times_of_calls
 from hatch_lower.config.settings import Settings
 from hatch_lower.config.tables import Precision
 from hatch_lower.config.timed import recipe_digest, timed_settings
@@ -60,7 +60,7 @@ class CandidateBench(Protocol):
 
     calls: Calls
 
-    def lowered(self, candidate: Candidate) -> AbstractContextManager[LoweredCandidate]: ...
+    def lowered(self, candidate: TunedCandidate) -> AbstractContextManager[LoweredCandidate]: ...
 
     def timer(self, candidates: Mapping[str, LoweredCandidate]) -> AbstractContextManager[LoadTimer]: ...
 
@@ -77,8 +77,8 @@ class TunedModel(Frozen):
 
     choice: TunedChoice
     current: str
-    chosen: Candidate
-    candidates: Mapping[str, Candidate]
+    chosen: TunedCandidate
+    candidates: Mapping[str, TunedCandidate]
     measurements: tuple[Measurement, ...]
     ratios: Mapping[str, float]  # candidate to its figure of the aim, divided by the chosen candidate's
     left_out: Mapping[str, str]  # candidate to the reason
@@ -89,7 +89,7 @@ class TunedModel(Frozen):
 
 @dataclass(slots=True)
 class Progress:
-    candidates: dict[str, Candidate] = field(default_factory=dict)
+    candidates: dict[str, TunedCandidate] = field(default_factory=dict)
     lowered: dict[str, LoweredCandidate] = field(default_factory=dict)
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callab
         return tuned_answer(wanted, bench.calls, state, watch.race, timed, tuple(timer.notes))
 
 
-def add_variants(found: Candidates, candidate: Candidate, wanted: Wanted) -> list[Candidate]:
+def add_variants(found: Candidates, candidate: TunedCandidate, wanted: Wanted) -> list[TunedCandidate]:
     """Add the candidates with other options of a candidate's engine."""
     tried = (found.add(*each) for each in variants(candidate, wanted.level, wanted.threads))
     return [each for each in tried if each is not None]
@@ -127,7 +127,7 @@ def add_variants(found: Candidates, candidate: Candidate, wanted: Wanted) -> lis
 
 def prepare_candidates(
     wanted: Wanted,
-    candidates: Iterable[Candidate],
+    candidates: Iterable[TunedCandidate],
     bench: CandidateBench,
     state: Progress,
     timer: LoadTimer,
@@ -223,7 +223,7 @@ def measurement(wanted: Wanted, calls: Calls, state: Progress, race: Race, name:
         settings=timed_settings(lowered.candidate.recipe),
         level=wanted.level,
         threads=wanted.threads,
-        calls=measured_calls(calls, race.heats, state.samples[name], name),
+        calls=times_of_calls(calls, race.heats, state.samples[name], name),
         load_seconds=loads["load-seconds"],
         memory_bytes=round(loads["memory-bytes"]),
         wheel_bytes=lowered.wheel_bytes,

@@ -15,7 +15,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.lowered_again import lowered_again
 from hatch_lower.cli.measure.side import BenchSide
-from hatch_lower.cli.measure.tune.candidates import Candidate, settings_of_candidate
+from hatch_lower.cli.measure.tune.candidates import TunedCandidate, settings_of_candidate
 from hatch_lower.config.requirements import read_requirement
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.driver.context import ProjectView
@@ -29,7 +29,7 @@ LINES = 3  # of an error's words in the reason of a candidate that is left out
 
 
 class LoweredCandidate(Frozen):
-    candidate: Candidate
+    candidate: TunedCandidate
     side: BenchSide
     folder: Path  # the `_lowered` folder
     entry: RecipeEntry
@@ -44,14 +44,14 @@ class LeftOutError(Exception):
 
 
 def lowered_candidate(
-    settings: Settings, model: ModelSettings, candidate: Candidate, view: ProjectView, store: Store
+    settings: Settings, model: ModelSettings, candidate: TunedCandidate, view: ProjectView, store: Store
 ) -> AbstractContextManager[BenchSide]:
     own = settings_of_candidate(settings, model, candidate)
     return lowered_again(own, view, store, candidate.name, reuses=True)
 
 
 def examined(
-    candidate: Candidate, model: str, side: BenchSide, seconds: float, sizes: Sizes, shared: SharedFiles
+    candidate: TunedCandidate, model: str, side: BenchSide, seconds: float, sizes: Sizes, shared: SharedFiles
 ) -> LoweredCandidate:
     """Return a lowered candidate with its figures; raise `LeftOutError` if the candidate is not verified."""
     folder = side.folders[model]
@@ -75,7 +75,7 @@ def examined(
 
 
 def accuracy_of(
-    side: BenchSide, model: str, candidate: Candidate, entry: RecipeEntry, seconds: float
+    side: BenchSide, model: str, candidate: TunedCandidate, entry: RecipeEntry, seconds: float
 ) -> MeasuredAccuracy | None:
     """Return the model's metric, or else the largest error of any method; `None` without packaged check inputs."""
     found = measure_errors(side.folders, candidate.name, seconds, {candidate.name: candidate.recipe.imports})

@@ -121,7 +121,7 @@ class CandidateTimer:
         )
 
 
-def measured_calls(
+def times_of_calls(
     calls: Calls, heats: Sequence[Heat], samples: Sequence[tuple[float, ...]], name: str
 ) -> tuple[MeasuredCall, ...]:
     """Return the times of a candidate's calls over its heats; with few heats, the interval is the samples' range."""
