@@ -43,9 +43,12 @@ EXAMPLES = "examples.safetensors"  # the example inputs and all of eager's outpu
 class MethodError(VerificationError):
     """A failed comparison; `method` is empty if no method of the program can be called."""
 
-    def __init__(self, error: VerificationError, recipe: str, method: str) -> None:
-        super().__init__(error.what, where=error.where, found=error.found, hint=error.hint)
-        self.recipe = recipe
+    def __init__(self, error: VerificationError, recipe: Recipe, method: str, *, judged: bool = False) -> None:
+        # `judged`: a metric judges the numbers of a recipe in a lower precision
+        unjudged = recipe.precision != "float32" and not judged
+        judge = "give the model a `metric`, which then judges the numbers of the recipe; " if unjudged else ""
+        super().__init__(error.what, where=error.where, found=error.found, hint=judge + error.hint)
+        self.recipe = recipe.name
         self.method = method
         self.case: InputCase | None = getattr(error, "case", None)
 
@@ -220,7 +223,7 @@ def verify_here(
                     gated=gated,
                 )
             except VerificationError as error:
-                raise MethodError(error, recipe.name, method.name) from error
+                raise MethodError(error, recipe, method.name, judged=gated) from error
             verified = VerifiedMethod(
                 recipe=recipe.name,
                 method=method.name,
@@ -305,7 +308,7 @@ def load_program(
             hint="leave out backends to find the backend at fault, and report the error there; the next build lowers"
             " the program again",
         )
-        raise MethodError(refused, lowered.recipe.name, "") from error
+        raise MethodError(refused, lowered.recipe, "") from error
 
 
 def constants_path(packager: Packager, lowered: BuiltRecipe) -> Path | None:

@@ -24,6 +24,7 @@ from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.comparison import verify_method
 from hatch_lower.pipeline.export_key import recipe_row
+from hatch_lower.pipeline.verify import MethodError
 from hatch_lower.runtime.numbers import Tolerance
 
 pytestmark = pytest.mark.torch
@@ -289,3 +290,11 @@ def test_the_metric_judges_a_gated_recipe_also_in_the_key_of_its_record() -> Non
     assert recipe_row(replace(model, metric=""), low)["gated"] is False
     assert recipe_row(model, PORTABLE)["gated"] is False
     assert recipe_row(model, low) == recipe_row(model, replace(low, max_drop=0.5)), "each build applies the limit"
+
+
+def test_a_mismatch_in_a_low_precision_without_a_metric_advises_a_metric() -> None:
+    error = VerificationError("other numbers", where="here", hint="raise `rtol`")
+    low = replace(PORTABLE, precision="int8")
+    assert MethodError(error, PORTABLE, "forward").hint == MethodError(error, low, "forward", judged=True).hint
+    advised = MethodError(error, low, "forward").hint
+    assert advised == "give the model a `metric`, which then judges the numbers of the recipe; raise `rtol`"
