@@ -43,7 +43,7 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
 ]
 
-SPECS = [CompileSpec("isa", b"x86-64-v3")]
+SPECS = [CompileSpec("isa", b"x86-64-v3"), CompileSpec("prepack-weights", b"")]
 
 
 class Net(nn.Module):
