@@ -164,7 +164,8 @@ class BuildContext(Frozen):
 
 def build_context(settings: Settings, view: ProjectView, work: Path, store: Store, reporter: Reporter) -> BuildContext:
     temporary = work / "temporary"
-    environment = child_environment(os.environ, settings.pass_env, sys.path, temporary, cpu_capability())
+    levels = {str(choice.options.get("isa")) for recipe in settings.recipes for choice in recipe.backends}
+    environment = child_environment(os.environ, settings.pass_env, sys.path, temporary, cpu_capability(), levels)
     hidden = hidden_variables(os.environ, environment)
     return BuildContext(settings, view, work, store, reporter, environment, hidden=hidden)
 

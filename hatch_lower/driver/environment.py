@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -64,13 +64,16 @@ def child_environment(
     search_path: Sequence[str],
     temporary: Path,
     instruction_sets: str = "",
+    levels: Collection[str] = (),
 ) -> dict[str, str]:
+    # `levels`: the instruction set levels that backends of the project's recipes name
     passed = {name: value for name, value in environment.items() if matches(name, PASSED) and name not in FRONTENDS}
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
     passed |= account_variables(passed)
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
-    return {**passed, **fixed_variables(instruction_sets), **folders, **asked, **path}
+    own = {name: value for level in levels for name, value in OF_LEVELS.get(level, {}).items()}
+    return {**passed, **fixed_variables(instruction_sets), **own, **folders, **asked, **path}
 
 
 def account_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -89,6 +92,9 @@ def account_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def fixed_variables(instruction_sets: str) -> Mapping[str, str]:
     return {**FIXED, **(AVX2 if set(instruction_sets.split()) >= ALIKE else {})}
 
+
+# for projects that compile for a level above the fixed values: these programs run only with the level's instructions
+OF_LEVELS: Mapping[str, Mapping[str, str]] = {"x86-64-v4-vnni": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}}
 
 SPECIAL = frozenset("*?[")
 

@@ -51,8 +51,7 @@ def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[objec
             "a compiled partition multiplies integers, and torch's sums of them overflow in this process",
             where=str(blob.path),
             found=f"`{ONEDNN}` is {os.environ.get(ONEDNN, 'not set')!r}",
-            hint=f"set `{ONEDNN}` to `ALL` before the process starts, and for a build name it in `pass-env`; on a"
-            " processor without VNNI load another recipe",
+            hint=f"set `{ONEDNN}` to `ALL` before the process starts; on a processor without VNNI load another recipe",
         )
     keep_freed_memory()
     foreign = foreign_openmp(openmp)
