@@ -30,7 +30,7 @@ SHOWN = 10  # layers
 @click.option("--write", is_flag=True, help=f"Write the layers into `{PRECISION_FILE}`, which builds read.")
 @json_option
 def precision(model: str | None, recipe: str | None, write: bool, as_json: bool) -> None:
-    """Find the layers that must stay in float32 in a recipe with a precision.
+    """Find the layers that must stay in float32.
 
     The model's metric decides: layers go back to float32, the layer with the largest effect on the outputs first, until
     the metric is at most `max-drop` lower than eager's. The build itself searches nothing.

@@ -15,12 +15,13 @@ from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.module_checks import same_tensor
 from hatch_lower.pipeline.parameters import user_input_values
 from hatch_lower.runtime.torch_private import tensors
+from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
 
 
 def export_module(method: CapturedMethod, module: GraphModule) -> CapturedMethod:
     """Return a method that computes as a changed copy of its program's module."""
     shapes = dynamic_shapes(method)
-    with torch.no_grad():
+    with torch.no_grad(), recurrent_shapes():
         program = torch.export.export(module, method.args, dict(method.kwargs), dynamic_shapes=shapes)
     share_unchanged(program, method.program)
     return replace(method, program=program, dimensions=renamed(method, program))
