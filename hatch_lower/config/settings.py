@@ -377,10 +377,5 @@ def model_settings(
     )
 
 
-def is_gated(model: ModelSettings, recipe: Recipe) -> bool:
-    """Return whether the metric judges the numbers of a recipe, which computes in another precision than eager."""
-    return bool(model.metric) and recipe.precision != "float32"
-
-
 def is_sample_file(source: str) -> bool:
     return source.endswith(".safetensors")

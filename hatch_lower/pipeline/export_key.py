@@ -16,7 +16,7 @@ from hatch_lower.cache.key import ExportKey, NoKeyError
 from hatch_lower.cache.reports import REPORT_SCHEMA
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
-from hatch_lower.config.settings import ModelSettings, Recipe, Settings, is_gated
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import IN_A_FILE
 from hatch_lower.events import Event, Reporter
 from hatch_lower.exir.backend.registry import backend_code, backend_record, code_digest, find_backend
@@ -34,7 +34,7 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.sources import SourceRoots, source_lines
 from hatch_lower.pipeline.graph_key import describe_method, form_bytes, named_constants, sharing_of
-from hatch_lower.pipeline.model_build import BuildInputs, ConvertedModel, UsedBackend
+from hatch_lower.pipeline.model_build import BuildInputs, ConvertedModel, UsedBackend, is_gated
 from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
 from hatch_lower.pipeline.sandbox import backend_guard
 

@@ -100,6 +100,11 @@ def place_of(model: str, recipe: Recipe) -> str:
     return f"model `{model}`, recipe `{recipe.name}`"
 
 
+def is_gated(model: ModelSettings, recipe: Recipe) -> bool:
+    """Return whether the metric judges the numbers of a recipe, which computes in another precision than eager."""
+    return bool(model.metric) and recipe.precision != "float32"
+
+
 class UsedBackend(Frozen):
     backend: str
     specs: tuple[tuple[str, str], ...]  # the options, values in hexadecimal

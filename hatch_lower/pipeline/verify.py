@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from hatch_lower.cache.store import suspected
-from hatch_lower.config.settings import Recipe, is_gated
+from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, UnavailableError, VerificationError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.backend.registry import find_backend
@@ -24,7 +24,7 @@ from hatch_lower.pipeline.eager import random_operators
 from hatch_lower.pipeline.emit.constants import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim_lines
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
-from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, Services, place_of
+from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, Services, is_gated, place_of
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.real_inputs import RealInputs
