@@ -23,6 +23,7 @@ from hatch_lower.events import Event, Reporter
 from hatch_lower.format.codec import decode, write_record
 
 GRACE_SECONDS = 3.0  # the time for a child to remove its temporary files after a signal
+METRIC_STAGES = ("metric", "gate")  # in which the function of the setting `metric` runs
 TICK_SECONDS = 0.2
 SHORT_TICK_SECONDS = 0.01
 LONG_SECONDS = 10.0  # between two lines about a long stage: some frontends show no other progress for minutes
@@ -59,6 +60,9 @@ class Child:
         if self.open_stages:
             event = self.open_stages[-1]
             place += f", stage `{event.stage}` of `{event.subject()}`"
+            if event.stage in METRIC_STAGES:
+                (model,) = (each for each in self.request.settings.models if each.name == self.request.model)
+                place += f", `metric = {model.metric}`"
         return ChildExit(self.request.folder, place, self.process.returncode, self.timed_out, tuple(self.output))
 
 
