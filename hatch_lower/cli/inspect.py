@@ -27,6 +27,7 @@ from hatch_lower.cli.page.operations import (
 from hatch_lower.config.requirements import distributions_required, read_requirement
 from hatch_lower.driver.contents import OpenedModel, OpenedRecipe, WheelModels, find_contents, sbom_text
 from hatch_lower.errors import ProgramError, size_text
+from hatch_lower.format.results import metric_text
 from hatch_lower.hatch.terminal import table_lines
 from hatch_lower.runtime.installed import (
     EagerEntry,
@@ -278,6 +279,7 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
     if rows[1:]:
         yield from table_lines(rows, indent=2)
         yield ""
+    yield from metric_table_lines(model["recipes"])
     rows = [("recipe", "method", "nodes", "delegated", "delegates")]
     for recipe, report in model["recipes"].items():
         for method, entry in report["methods"].items():
@@ -318,6 +320,17 @@ def measured_lines(model: Report) -> Iterator[str]:
 def call_text(call: Report) -> str:
     """Return a measured call in short: `forward, batch = 2`."""
     return ", ".join([call["method"], *(f"{name} = {size}" for name, size in sorted(call["sizes"].items()))])
+
+
+def metric_table_lines(recipes: Mapping[str, Report]) -> Iterator[str]:
+    rows = [("recipe", "metric, higher is better", "number", "of eager", "allowed drop")]
+    for recipe, report in recipes.items():
+        if metric := report["metric"]:
+            value, _, eager = metric_text(metric["value"], metric["eager"]).partition(", eager ")
+            rows.append((recipe, metric["name"], value, eager, f"{metric['max_drop']:g}"))
+    if rows[1:]:
+        yield from table_lines(rows, indent=2, right=[2, 3, 4])
+        yield ""
 
 
 def installation_text(sizes: Mapping[str, int | None]) -> str:

@@ -99,6 +99,7 @@ class OpenedRecipe(Frozen):
             "target": self.entry.target and encode(self.entry.target, packaged=True),
             "not_compared": self.entry.not_compared,
             "measured": encode(self.entry.measured, packaged=True),
+            "metric": self.entry.metric and encode(self.entry.metric, packaged=True),
             "size": sum(file.size for file in self.files().values()),
         }
 

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,8 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 self.app.display_info(f"hatch-lower: the wheel requires `{addition.requirement}`: {addition.reason}")
         if not editable:  # hatchling sets the tag of an editable wheel, which only points at the project's files
             self._describe(project, result, cards, self._store, work, build_data)
-        for line in (*terminal.method_table_lines(result.rows), *terminal.outside_weights_lines(result.models)):
+        lines = terminal.outside_weights_lines(result.models), terminal.metric_lines(result.models)
+        for line in chain(terminal.method_table_lines(result.rows), *lines):
             self.app.display_info(printable(line))
         for line in terminal.not_compared_lines(result.rows, by_settings=False):
             self.app.display_warning(f"hatch-lower: {printable(line)}")

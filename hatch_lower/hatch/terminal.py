@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hatch_lower.errors import size_text
 from hatch_lower.events import CollapsedOutput, Display, LineReporter, LiveReporter
-from hatch_lower.format.results import lacks_device
+from hatch_lower.format.results import lacks_device, metric_text
 
 if TYPE_CHECKING:
     from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
@@ -70,6 +70,16 @@ def outside_weights_lines(models: Sequence[ModelResult]) -> Iterator[str]:
         line = f"weights of {model.model}: {record['outside']:,} bytes in {files} outside the wheel"
         copied = f", {record['copied']:,} bytes copied at each load, since the file does not align them"
         yield line + (copied if record["copied"] else "") + f"; in the wheel {kept or 'none'}"
+
+
+def metric_lines(models: Sequence[ModelResult]) -> Iterator[str]:
+    """Yield a line for each recipe that the build has measured with the metric of its model."""
+    for model in models:
+        for name in model.entry["order"]:
+            if metric := model.entry["recipes"][name].get("metric"):
+                numbers = metric_text(metric["value"], metric["eager"])
+                limit = f"{metric['max_drop']:g}"
+                yield f"metric of {model.model}/{name}: {metric['name']} {numbers}, allowed drop {limit}"
 
 
 def table_lines(rows: Sequence[Sequence[str]], indent: int = 0, right: Sequence[int] = ()) -> Iterator[str]:

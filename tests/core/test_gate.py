@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -11,15 +13,27 @@ from typing import Any
 
 import pytest
 import torch
-from support.exports import Workshop, settings_of
+from click.testing import CliRunner
+from support.exports import Workshop, files_of, settings_of, write_folder
 from support.kept_events import Events
 
+from hatch_lower.cli.inspect import inspect
+from hatch_lower.cli.measure.exact import model_figures
+from hatch_lower.cli.measure.figures import FigureSubject
+from hatch_lower.cli.measure.limits import exact_row, figure_text
+from hatch_lower.cli.page.data import Extras, report_data
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import EntryPointError, VerificationError
-from hatch_lower.format.manifest import MetricEntry
+from hatch_lower.driver.contents import find_contents
+from hatch_lower.driver.process import Child
+from hatch_lower.driver.protocol import ChildRequest, answer_of
+from hatch_lower.driver.sbom.document import with_metrics
+from hatch_lower.errors import EntryPointError, LowerError, VerificationError
+from hatch_lower.events import Event
+from hatch_lower.format.manifest import Manifest, MetricEntry, read_manifest, write_manifest
 from hatch_lower.format.record import ModelReport
-from hatch_lower.format.results import NOT_ASKED, metric_text
+from hatch_lower.format.results import NOT_ASKED, ModelResult, metric_text
+from hatch_lower.hatch.terminal import metric_lines
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.comparison import verify_method
@@ -298,3 +312,146 @@ def test_a_mismatch_in_a_low_precision_without_a_metric_advises_a_metric() -> No
     assert MethodError(error, PORTABLE, "forward").hint == MethodError(error, low, "forward", judged=True).hint
     advised = MethodError(error, low, "forward").hint
     assert advised == "give the model a `metric`, which then judges the numbers of the recipe; raise `rtol`"
+
+
+@pytest.fixture
+def measured_folder(shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None], tmp_path: Path) -> Path:
+    name_metric(by_recipe(eager=0.97, default=0.965))
+    report, _ = shop.build(plain, gated(REFERENCE))
+    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {"net": report.manifest})
+    return write_folder(tmp_path / "_lowered", {"manifest.json": write_manifest(manifest), **files_of(report)})
+
+
+def test_numbers_stand_in_manifest_inspection_page_and_bench(measured_folder: Path) -> None:
+    entry = read_manifest((measured_folder / "manifest.json").read_bytes(), "manifest").models["net"].recipes["default"]
+    assert entry.metric == MetricEntry(NAME, 0.965, 0.97, 0.01)
+    folders = find_contents(measured_folder)
+    facts = {"name": NAME, "value": 0.965, "eager": 0.97, "max_drop": 0.01}
+    page = report_data(measured_folder, folders, Extras())
+    assert page["models"][0]["recipes"]["default"]["metric"] == facts
+    figures = dict(model_figures(folders[0], "net", {}))
+    assert figures[FigureSubject("net", "default")]["metric"] == 0.965
+    shown = CliRunner().invoke(inspect, [str(measured_folder)]).output
+    assert [line.split() for line in shown.splitlines() if NAME in line] == [["default", NAME, "0.965", "0.97", "0.01"]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "outcome"), [(0.9, 0.9, "same"), (0.9, 0.9001, "worse"), (-1.0, -2.0, "better")]
+)
+def test_bench_compares_the_metric_exactly(first: float, second: float, outcome: str) -> None:
+    row = exact_row(FigureSubject("net", "default"), "metric", first, second, ())
+    assert (row.outcome, figure_text("metric", second)) == (outcome, f"{second:.6g}")
+
+
+def test_a_models_card_has_the_metric_after_the_projects_own_numbers() -> None:
+    metric = {"name": NAME, "value": 0.965, "eager": 0.97, "max_drop": 0.01}
+    entry = {"order": ["int8", "portable"], "recipes": {"int8": {"metric": metric}, "portable": {}}}
+    own = {"type": "recall", "value": "0.5"}
+    card = {"quantitativeAnalysis": {"performanceMetrics": [own], "graphics": {}}}
+    assert with_metrics(card, entry)["quantitativeAnalysis"] == {
+        "performanceMetrics": [
+            own,
+            {"type": NAME, "value": "0.97", "slice": "eager"},
+            {"type": NAME, "value": "0.965", "slice": "recipe int8"},
+        ],
+        "graphics": {},
+    }
+    assert with_metrics(card, {"order": ["portable"], "recipes": {"portable": {}}}) == card
+
+
+def test_the_output_of_a_build_has_a_line_for_each_measured_recipe() -> None:
+    metric = {"name": NAME, "value": 0.965, "eager": 0.97, "max_drop": 0.01}
+    entry = {"order": ["int8", "portable"], "recipes": {"int8": {"metric": metric}, "portable": {}}}
+    result = ModelResult("net", entry, (), (), (), {}, "2.13.0")
+    assert list(metric_lines([result])) == [f"metric of net/int8: {NAME} 0.965, eager 0.97, allowed drop 0.01"]
+
+
+SPARE = """
+import json, sys
+from pathlib import Path
+
+import torch
+
+from hatch_lower.pipeline.fresh_process import start_fresh
+from hatch_lower.pipeline.metric_process import start_spare
+
+work = Path(sys.argv[1])
+sys.path.insert(0, str(work))
+fresh = start_fresh(spare=start_spare())
+
+import hatch_lower
+from hatch_lower.cache.store import Store
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.errors import LowerError
+from hatch_lower.events import NullReporter
+from hatch_lower.pipeline.capture import capture_model
+from hatch_lower.pipeline.lower_model import lower_model, start_build
+
+torch.set_num_threads(1)
+(work / "net_data.py").write_text('''
+import os, sys
+
+def loaded(model):
+    return 0.0 if model.recipe != "eager" and "leftover" in sys.modules else 1.0 + 0 * float(model(MARK)[0])
+
+def ending(model):
+    if model.recipe != "eager":
+        os._exit(3)
+    return 1.0
+
+def failing(model):
+    if model.recipe != "eager":
+        raise ValueError("no labels")
+    return 1.0
+'''.replace("MARK", "__import__('torch').ones(3)"))
+sys.modules["leftover"] = sys  # of the model's code
+
+method = hatch_lower.Method((torch.ones(3),))
+source = capture_model("net", hatch_lower.Model(torch.nn.ReLU().eval(), {"forward": method}), NullReporter())
+
+def said(metric):
+    model = ModelSettings("net", "net:export", "net", ("default",), metric=f"net_data:{metric}")
+    folder = work / metric
+    folder.mkdir()
+    settings = Settings(work, "net", "1", (model,), (Recipe("default"),))
+    try:
+        inputs = start_build(settings, model, source, folder, NullReporter(), Store(work / "c", "off", print), fresh)
+        return lower_model(*inputs).manifest.recipes["default"].metric.value
+    except LowerError as error:
+        return str(error)
+
+print(json.dumps([said("loaded"), said("ending"), said("failing")]))
+"""
+
+
+@pytest.mark.processes
+def test_a_recipe_is_measured_in_a_process_that_has_not_run_the_models_code(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SPARE, str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    number, ended, failed = json.loads(done.stdout)
+    assert number == 1.0
+    assert ended == (
+        "the process that measures a recipe has ended\n"
+        "  where: model `net`, recipe `default`, `metric = net_data:ending`\n"
+        "  found: the process ended: exit status 3\n"
+        "  to do: call the metric with the installed model: the metric itself, or a delegate, ends the process"
+    )
+    assert failed == (
+        "the metric failed\n"
+        "  where: model `net`, recipe `default`, `metric = net_data:failing`, net_data.py:14\n"
+        "  found: ValueError: no labels"
+    )
+
+
+@pytest.mark.parametrize("name", ["metric", "gate"])
+def test_a_time_limit_names_the_metric(tmp_path: Path, name: str) -> None:
+    process: Any = types.SimpleNamespace(returncode=-15)
+    nothing: Any = None
+    request = ChildRequest(gated(REFERENCE), "net", tmp_path, "lower")
+    child = Child(request, process, nothing, 0.0, [Event(name, "start", "net", "default")], timed_out=True)
+    error = answer_of(child.exit(), 60)
+    assert isinstance(error, LowerError)
+    assert error.what == "the build process took longer than its time limit of 60 s"
+    assert error.where == f"model `net`, stage `{name}` of `net/default`, `metric = {NAME}`"

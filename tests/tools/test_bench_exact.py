@@ -28,7 +28,9 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
 OF_GPUS = {"kernel-registers", "kernel-shared-bytes", "kernel-stack-bytes"}
-EXACT = {name for name, metric in METRICS.items() if metric.tier == "exact"} - OF_GPUS
+EXACT = (
+    {name for name, metric in METRICS.items() if metric.tier == "exact"} - OF_GPUS - {"metric"}
+)  # of models without metrics
 ELF = b"\x7fELF" + bytes(60)
 # The whole exact tier: of a wheel, and of the folder that it is unpacked to.
 SCRIPT = """

@@ -79,6 +79,8 @@ def recipe_figures(
     copied = copied_constants(contents, plan, data, weights)
     if copied is not None:
         figures["copied-constants"] = copied
+    if recipe.metric is not None:
+        figures["metric"] = recipe.metric.value
     yield FigureSubject(), figures
     kernels = kernels_of(plan, native)
     for name, method in recipe.methods.items():

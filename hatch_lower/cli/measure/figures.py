@@ -80,6 +80,7 @@ METRICS: Mapping[str, Metric] = {
     "kernel-registers": Metric("exact", "", "registers of a thread"),
     "kernel-shared-bytes": Metric("exact", "B", "shared memory of a block"),
     "kernel-stack-bytes": Metric("exact", "B", "stack of a thread"),
+    "metric": Metric("exact", "", "metric", "more"),  # model/recipe: of the project, measured in the build
     "error": Metric("exact", "", "largest error", ratio=ERROR),  # model/recipe/method: absolute, against eager
     "compilations": Metric("build", "", "compilations", "neither"),  # model: partitions that its build lowered
     "level": Metric("build", "", "level of reuse", "neither"),  # model: as in the build's summary; 0: no reuse

@@ -370,6 +370,8 @@ def figure_text(metric: str, value: float | None) -> str:
             return size_text(round(value))
     if metric == "delegated":
         return f"{100 * value:.4g} %"
+    if metric == "metric":
+        return f"{value:.6g}"
     return f"{round(value):,}" if value == round(value) else f"{value:.3g}"
 
 

@@ -20,6 +20,8 @@
       ])));
       const uncompared = recipes.filter(([, recipe]) => recipe.not_compared);
       if (uncompared.length) parts.push(table("recipes that the build did not compare with the eager module", ["recipe", "why"], uncompared.map(([name, recipe]) => [name, recipe.not_compared])));
+      const measured = recipes.filter(([, recipe]) => recipe.metric);
+      if (measured.length) parts.push(table("the project's metric, measured in the build; higher is better", ["recipe", "metric", "number #", "of eager #", "allowed drop #"], measured.map(([name, { metric }]) => [name, metric.name, String(metric.value), String(metric.eager), String(metric.max_drop)])));
       parts.push(table("how much was delegated", ["recipe", "method", "operations #", "delegated #", "share #", "partitions #"], recipes.flatMap(([name, recipe]) => Object.entries(recipe.methods).map(([method, entry]) => [
         name, method, entry.nodes, entry.delegated, percent(entry.delegated, entry.nodes), entry.partitions,
       ]))));

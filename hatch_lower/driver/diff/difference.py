@@ -62,6 +62,10 @@ FIELDS = (
         "a build machine lacks the device of the recipe, or `verify` differs; the programs are not affected",
     ),
     (re.compile(r".*/measured(?:/.*)?"), "other times in lowering-times.json; the programs are not affected"),
+    (
+        re.compile(r".*/metric(?:/.*)?"),
+        "other data or other code of the metric, other weights, or the low bits of sums; the programs are not affected",
+    ),
     (re.compile(r".*/isa"), "another instruction set; set the option `isa` of the recipe's backend"),
     (re.compile(r".*/target(?:/.*)?"), "built for another kind of machine"),
     (

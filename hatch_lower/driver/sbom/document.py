@@ -65,7 +65,10 @@ def document_text(subject: SbomInputs) -> str:
         parts.append(model)
         architecture = result.origin["architecture"]
         cards[f"model:{settings.name}"] = model_card(
-            subject.cards.get(settings.name, {}), architecture["name"], plan.methods, architecture["outputs"]
+            with_metrics(subject.cards.get(settings.name, {}), result.entry),
+            architecture["name"],
+            plan.methods,
+            architecture["outputs"],
         )
     manifests = [file_component(file, "manifest", ()) for file in files.values()]
     bom.components.update([*manifests, *sources.values(), *needed.values()])
@@ -258,6 +261,20 @@ def model_card(
     }
     known = {name: value for name, value in facts.items() if value}
     return {**card, "modelParameters": {**known, **card.get("modelParameters", {})}}
+
+
+def with_metrics(card: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a card with the metric of eager and of each measured recipe, after the project's own numbers."""
+    listed = {name: entry["recipes"][name].get("metric") for name in entry["order"]}
+    measured = {name: metric for name, metric in listed.items() if metric}
+    if not measured:
+        return dict(card)
+    first = next(iter(measured.values()))
+    values = {"eager": first["eager"], **{f"recipe {name}": metric["value"] for name, metric in measured.items()}}
+    rows = [{"type": first["name"], "value": repr(value), "slice": part} for part, value in values.items()]
+    analysis = card.get("quantitativeAnalysis", {})
+    metrics = [*analysis.get("performanceMetrics", ()), *rows]
+    return {**card, "quantitativeAnalysis": {**analysis, "performanceMetrics": metrics}}
 
 
 def output_format(method: str, plan: MethodPlan, outputs: Any) -> str:
