@@ -56,7 +56,8 @@ def answer_in_fork(line: bytes) -> object:
     measured = read_request(MeasuredRecipe, line)
     if measured is None:
         return None
-    importlib.import_module("hatch_lower.pipeline.metric")  # once, for all forks
+    import hatch_lower.pipeline.metric  # noqa: F401 - once, for all forks
+
     read, written = os.pipe()
     process = os.fork()
     if not process:

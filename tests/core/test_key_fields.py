@@ -35,6 +35,7 @@ from hatch_lower.exir.lowering.preprocess import partition_key as key_of_partiti
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
 from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.pipeline.model_build import ConvertedModel
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import RealInputs
 
@@ -172,6 +173,7 @@ EXPORT_CASES: dict[str, Case] = {
     ),
     "weights": two(lambda: outside("a" * 64), lambda: outside("b" * 64)),
     "samples": two(lambda: real(0.5), lambda: real(0.25)),
+    "converted": two(lambda: in_precision(1.0), lambda: in_precision(2.0)),
     "tools": keys_of_backends,
     "torch": patched(torch, "__version__", "2.99.0", lambda: quiet(Clamped())),
     "interpreter": patched(platform, "python_version", lambda: "3.99.0", lambda: quiet(Clamped())),
@@ -189,6 +191,12 @@ def outside(sha256: str) -> ExportKey:
 def real(value: float) -> ExportKey:
     case = InputCase("a sample", (torch.full((3,), value),), {}, ("x",))
     return key_of(exported(Clamped()), QUIET, real={"forward": RealInputs("samples.safetensors", (case,))})
+
+
+def in_precision(weight: float) -> ExportKey:
+    """Return the key of a model whose conversion to a recipe's precision has a weight."""
+    converted = ConvertedModel(exported(Clamped(weight=weight)))
+    return key_of(exported(Clamped()), QUIET, converted={"portable": converted})
 
 
 def test_the_name_of_a_file_beside_the_wheel_is_in_the_key() -> None:
@@ -293,16 +301,20 @@ IN_KEY: dict[type, dict[str, str]] = {
         "gradients": "eager",
     },
     Recipe: dict.fromkeys(
-        ("name", "backends", "verify", "rtol", "atol", "imports", "on_mismatch", "without_device"), "recipes"
+        ("name", "backends", "verify", "rtol", "atol", "imports", "on_mismatch", "without_device", "precision"),
+        "recipes",
     ),
     BackendChoice: {"name": "recipes", "options": "recipes"},
-    ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights", "verify_inputs": "samples"},
+    ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights", "verify_inputs": "samples"}
+    | {"calibrate": "converted", "kept": "converted", "metric": "recipes"},
     Settings: {"recipes": "recipes", "check_bytes": "check"},
 }
 """Class to attribute to the field of the key that it is in."""
 
 NOT_IN_KEY: dict[type, dict[str, str]] = {
+    Recipe: {"max_drop": "judges programs in each build, and shapes none"},
     ModelSettings: {
+        "max_drop": "judges programs in each build, and shapes none",
         "assets": "the parent packages them",
         "card": "is in the SBOM, which the parent writes",
         "export": "what the entry point makes is in the key, whatever its name",

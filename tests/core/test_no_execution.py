@@ -41,6 +41,7 @@ ALLOWED = {
     # our own modules of the two libraries of arrays
     "runtime/arrays.py": IMPORTS,
     "pipeline/fresh_process.py": IMPORTS,
+    "pipeline/metric_process.py": IMPORTS,
     # the module of torch that registers operators of a namespace
     "exir/dialects/_ops.py": IMPORTS,
     # the executor that the settings name; what workers of Dask evaluate is a constant that imports our own module

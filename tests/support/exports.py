@@ -25,7 +25,7 @@ from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.export_key import describe_export
 from hatch_lower.pipeline.lower_model import lower_model, start_build
-from hatch_lower.pipeline.model_build import BuildInputs
+from hatch_lower.pipeline.model_build import BuildInputs, ConvertedModel
 from hatch_lower.pipeline.real_inputs import RealInputs
 from support.kept_events import Events
 
@@ -135,13 +135,14 @@ def key_of(
     settings: Settings | None = None,
     sources: Sequence[LocalSource] = (),
     real: Mapping[str, RealInputs] = {},
+    converted: Mapping[str, ConvertedModel] = {},
 ) -> ExportKey:
     """Return the key of a captured model; nothing is stored."""
     used = settings or settings_of()
     store = Store(Path("/nowhere"), "off", print)
     compared = used.check_bytes or any(recipe.verify for recipe in used.recipes)
     examples = example_tensors(source) if compared else None
-    inputs = BuildInputs(used, used.models[0], source, {}, examples, tuple(sources), real)
+    inputs = BuildInputs(used, used.models[0], source, {}, examples, tuple(sources), real, converted)
     return describe_export(inputs, store, SpanDigests()).key
 
 
