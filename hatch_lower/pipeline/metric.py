@@ -78,11 +78,21 @@ def metric_number(value: object, entry: EntryPoint) -> float:
     if isinstance(number, numbers.Real) and not isinstance(number, bool):
         with suppress(OverflowError):  # of an integer
             if math.isfinite(number):
-                return float(number)
+                return shortest(float(number), str(getattr(value, "dtype", "")).removeprefix("torch."))
         what, found = "a metric must return a finite number", trim_lines(repr(number))
     else:
         what, found = "a metric must return a number", describe_result(value)
     raise EntryPointError(what, where=entry.where(), found=found, hint=RETURN)
+
+
+def shortest(number: float, dtype: str) -> float:
+    """Return the number of fewest digits that is equal in the dtype: 0.97 for 0.9700000286 of float32."""
+    if dtype in ("float32", "float16", "bfloat16"):
+        for digits in range(1, 10):
+            rounded = float(f"{number:.{digits}g}")
+            if float(torch.tensor(rounded, dtype=getattr(torch, dtype))) == number:
+                return rounded
+    return number
 
 
 def describe_result(value: object) -> str:

@@ -119,6 +119,16 @@ def test_a_number_of_any_library_is_a_metric(measure: Callable[..., float], valu
     assert type(measure(lambda model: value)) is float
 
 
+@pytest.mark.parametrize("value", [torch.tensor(0.97), np.float32(0.97), torch.tensor([0.94, 1.0]).mean()], ids=str)
+def test_a_number_of_low_precision_is_the_decimal_number_that_people_read(
+    measure: Callable[..., float], value: Any
+) -> None:
+    # otherwise 0.97 - 0.96 of float32 is more than 0.01
+    assert measure(lambda model: value) == 0.97
+    assert measure(lambda model: torch.tensor(29 / 30)) == 0.96666664
+    assert measure(lambda model: torch.tensor(29 / 30, dtype=torch.float64)) == 29 / 30
+
+
 @pytest.mark.parametrize(
     ("value", "found"),
     [
