@@ -2,12 +2,12 @@
 
 `build FOLDER [MODEL …]` builds a wheel of each model for each backend; `measure FOLDER [MODEL …]` times calls of the
 wheels beside eager; `write FOLDER PATH …` replaces the text between the lines `<!-- which -->` and `<!-- /which -->` of
-files. FOLDER keeps the wheels and the results, so that models can be built and measured apart: timings want a quiet
-machine.
+files. FOLDER keeps the wheels and the results, so that models can be built and measured apart.
 
 Eager and the backends take turns in one process, each turn as many calls as fit into 0.4 s. Each `measure` adds a
 process. A figure is the median of the fastest turn of all processes, since other work on the machine only adds to a
-turn. Builds start with empty caches, and compare with eager; their time is processor time.
+turn. All times are processor time, and calls have one thread, so the machine need not be quiet. Builds start with empty
+caches, and compare with eager.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def caption() -> str:
     processor = next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
     versions = ", ".join(f"{title} {version(name).partition('+')[0]}" for name, title in LIBRARIES.items())
     return (
-        f"Measured on {len(os.sched_getaffinity(0))} cores of an {processor} with the instructions of"
-        f" `{machine_level()}`; {versions}; float32, one input."
+        f"Processor time of calls with one thread, on an {processor} with the instructions of `{machine_level()}`;"
+        f" {versions}; float32, one input."
     )
 
 

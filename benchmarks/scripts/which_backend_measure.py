@@ -1,12 +1,13 @@
 """`which_backend_measure.py NAME ROUNDS SECONDS BACKEND=SITE …`: seconds of a call, eager and by backend.
 
-Eager and the backends take turns, each turn as many calls as fit into SECONDS. A figure is the median of the fastest
-turn.
+Eager and the backends take turns, each turn as many calls as fit into SECONDS. All ways have a single thread, and the
+seconds are processor time, which leaves out the time of other processes. A figure is the median of the fastest turn.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -14,10 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from ten_models import make
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before torch and the engines choose their numbers of threads
 
-import hatch_lower
+import torch  # noqa: E402
+from ten_models import make  # noqa: E402
+
+import hatch_lower  # noqa: E402
 
 name, rounds, seconds, *sites = sys.argv[1:]
 
@@ -26,11 +29,11 @@ def median_call(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
     time.sleep(0.1)  # the threads of the last engine may wait actively for a moment
     call(*args)
     times: list[float] = []
-    end = time.perf_counter() + float(seconds)
-    while not times or time.perf_counter() < end:
-        begin = time.perf_counter()
+    end = time.process_time() + float(seconds)
+    while not times or time.process_time() < end:
+        begin = time.process_time()
         call(*args)
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return statistics.median(times)
 
 
@@ -38,6 +41,7 @@ def tensors(value: Any) -> tuple[torch.Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+assert torch.get_num_threads() == 1
 torch.set_grad_enabled(False)
 module, args = make(name)
 ways: dict[str, Callable[..., Any]] = {"eager": module}
