@@ -25,7 +25,7 @@ class Proposed(Frozen):
     use: str  # the reason for another choice of this backend
 
 
-# the backend that was the fastest for most models comes first (docs/engines.md)
+# the backend that was the fastest for the most models comes first (docs/engines.md)
 CANDIDATES = (
     Proposed("openvino", "openvino", frozenset(["torch-free", "no-compiler"]), "often the fastest"),
     Proposed("onnxruntime", "onnxruntime", frozenset(["torch-free", "no-compiler"]), "the smallest installation"),
@@ -64,7 +64,7 @@ def reasons_for(chosen: Proposed, alike: Sequence[Proposed]) -> Iterator[str]:
     elif chosen.backend == "aoti" and not has_compiler():
         yield "a build needs g++ or clang++, and this machine has neither"
     elif chosen is CANDIDATES[0]:
-        yield "of ten models measured in docs/engines.md, it is the fastest for most"
+        yield "of ten models in docs/engines.md, it is the fastest most often"
 
 
 def has_compiler() -> bool:

@@ -234,7 +234,7 @@ ENGINES = ("openvino", "onnxruntime", "executorch", "torch")
 @pytest.mark.parametrize(
     ("needs", "installed", "backend", "reason"),
     [
-        ((), ENGINES, "openvino", "of ten models measured in docs/engines.md, it is the fastest for most"),
+        ((), ENGINES, "openvino", "of ten models in docs/engines.md, it is the fastest most often"),
         ((), ("torch",), "openvino", "a build needs no compiler"),
         ((), ("onnxruntime",), "onnxruntime", "its library is installed here, and `openvino`'s is not"),
         (("torch-free",), ("onnxruntime",), "onnxruntime", "models that it takes whole run without torch"),
