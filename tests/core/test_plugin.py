@@ -109,7 +109,7 @@ class Lowering:
         sha256 = hashlib.sha256(self.beside).hexdigest()
         file = PayloadFile(f"digits-digits-{sha256[:16]}.safetensors", source, len(self.beside), sha256)
         outside = {"files": 1, "outside": len(self.beside), "copied": 4, "kept": {"not there": 1234, "elsewhere": 5}}
-        return (ModelResult("digits", {}, (), (), (), {}, "2.13.0", {}, outside, (file,)),)
+        return (ModelResult("digits", {"order": [], "recipes": {}}, (), (), (), {}, "2.13.0", {}, outside, (file,)),)
 
 
 @pytest.fixture

@@ -147,12 +147,12 @@ def test_every_wrong_key_is_reported_at_once(project: Callable[[str], Project]) 
         f"""3 settings of the build hook `lower` are wrong
   found: `{TABLE}.backend` is not a setting, found an array; did you mean `backends`? known: `atol`, `backends`, \
 `bench`, `cache`, `check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, \
-`models`, `on-mismatch`, `package`, `pass-env`, \
+`models`, `on-mismatch`, `order`, `package`, `pass-env`, \
 `recipes`, `rtol`, `runtime-requirements`, `strict`, `timeout`, \
 `torch-free`, `verify`, `weights`
     `{TABLE}.jobs` must be an integer of at least 1, found the string "many"
     `{TABLE}.recipes.portable.rtoll` is not a setting, found the number 0.1; did you mean `rtol`? known: `atol`, \
-`backends`, `extra`, `on-mismatch`, `rtol`, `torch-free`, `verify`
+`backends`, `extra`, `max-drop`, `on-mismatch`, `precision`, `rtol`, `torch-free`, `verify`
   to do: {CORRECT_IT}"""
     )
 
