@@ -16,7 +16,7 @@ GUIDES = ["tutorial.md", "testing.md", *sorted(f"guides/{path.name}" for path in
 PAGES = [*GUIDES, *sorted(path.name for path in DOCS.glob("*.md") if "```console" in path.read_text())]
 ENGINES = ("executorch", "onnxruntime", "openvino")
 EXTRAS = {  # of commands that do more than read wheels
-    **dict.fromkeys(("localize", "lower", "new-backend", "profile", "reproduce"), "build"),
+    **dict.fromkeys(("localize", "lower", "new-backend", "precision", "profile", "reproduce"), "build"),
     "bench": "bench",
     "fetch": "fetch",
 }
@@ -53,6 +53,8 @@ def needed(page: str) -> Iterator[tuple[str, str]]:
             yield "pytest", step.command
         if re.match(r"auditwheel\b", step.command):
             yield "auditwheel", step.command
+        if step.path.endswith("pyproject.toml") and 'precision = "int' in step.text:
+            yield "quantize", step.text
         for engine in ENGINES:
             if step.path.endswith("pyproject.toml") and re.search(rf'backends = \[.*"{engine}"', step.text):
                 yield engine, step.text

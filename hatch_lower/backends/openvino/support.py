@@ -167,7 +167,7 @@ def why_not_inputs(node: Node, claim: claims.Claim, passed: bool) -> str:
                 if name not in claim.constants:
                     dtypes.add(tensor.dtype)
     numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)]
-    if promoted and dtypes != claims.FLOATING:
+    if promoted and dtypes != {torch.float32}:
         return "its inputs are 8-bit integers"
     if len(dtypes) > 1 or (numbers and torch.int32 in dtypes and not claim.moves):
         return "its inputs are of several types"
