@@ -15,6 +15,7 @@ from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER
 from hatch_lower.runtime.torch_private.recurrent import RECURRENT, recurrent_shapes
+from hatch_lower.runtime.torch_private.unimported import numbers
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")]
 
@@ -24,6 +25,11 @@ KINDS: list[Any] = [nn.LSTM, nn.GRU, nn.RNN]
 def results(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
     values = [value for node in program.graph.nodes if isinstance(value := node.meta.get("val"), tuple)]
     return [(tensor.shape, tensor.stride(), tensor.dtype) for value in values for tensor in value]
+
+
+LATER = pytest.mark.skipif(
+    numbers(torch.__version__) < (2, 13), reason="the trace of an LSTM's states is wrong in torch 2.11 and 2.12"
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,6 +44,7 @@ def test_results_have_torchs_own_sizes_and_strides(kind: Any) -> None:
         assert str(program.graph) == str(expected.graph)
 
 
+@LATER
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trace_still_decomposes(kind: Any) -> None:
     network, x = kind(3, 4).eval(), torch.randn(2, 3, 3)
@@ -51,6 +58,9 @@ def test_a_trace_still_decomposes(kind: Any) -> None:
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.skipif(
+    numbers(torch.__version__) < (2, 13), reason="torch 2.13 or later keeps the number of steps dynamic"
+)
 def test_the_number_of_steps_may_be_dynamic() -> None:
     network, x = nn.LSTM(3, 4, batch_first=True).eval(), torch.randn(2, 5, 3)
     with recurrent_shapes():
@@ -76,9 +86,9 @@ def test_torchs_own_kernels_are_put_back() -> None:
     assert [dict(op.py_kernels) for op in RECURRENT] == before
     network, x = nn.GRU(3, 4).eval(), torch.randn(2, 3, 3)
 
-    def numbers(given: Tensor) -> Tensor:
+    def sequence(given: Tensor) -> Tensor:
         result: Tensor = network(given)[0]
         return result
 
     with recurrent_shapes(), torch.no_grad():
-        assert torch.equal(numbers(x), network(x)[0])
+        assert torch.equal(sequence(x), network(x)[0])

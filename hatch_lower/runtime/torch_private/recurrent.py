@@ -31,6 +31,10 @@ KEYS = ("Autograd", "CompositeImplicitAutograd")
 @contextmanager
 def recurrent_shapes() -> Iterator[None]:
     """Let recurrent networks of fake tensors compute sizes alone, where no trace records the operations."""
+    major, minor, *_ = torch.__version__.split(".")
+    if (int(major), int(minor)) < (2, 13):  # an LSTM's states have a dimension more there, also in torch's own trace
+        yield
+        return
     table: dict[Any, Callable[..., Any]] = decomposition_table
     decompositions = {op: table[op] for op in RECURRENT if op in table}
     kernels = [(op, key, op.py_kernels[key]) for op in RECURRENT for key in op.py_kernels if key.name in KEYS]
@@ -57,5 +61,5 @@ def shaped(decomposition: Callable[..., Any], given: torch.Tensor, state: Any, *
     states = [state] if isinstance(state, torch.Tensor) else list(state)
     bidirectional, batch_first = rest[-2:]
     batch, steps = given.shape[:2] if batch_first else (given.shape[1], given.shape[0])
-    numbers = given.new_empty(steps, batch, states[0].shape[2] * (2 if bidirectional else 1))
-    return numbers.transpose(0, 1) if batch_first else numbers, *(each.new_empty(each.shape) for each in states)
+    sequence = given.new_empty(steps, batch, states[0].shape[2] * (2 if bidirectional else 1))
+    return sequence.transpose(0, 1) if batch_first else sequence, *(each.new_empty(each.shape) for each in states)
