@@ -52,12 +52,12 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import lacks_device
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.pipeline.localize.finding import FINDINGS
-from hatch_lower.pipeline.precision.finding import PRECISIONS
+from hatch_lower.pipeline.precision.finding import PRECISIONS, PrecisionSearch
 from hatch_lower.runtime.torch_private.unimported import why_untried
 
 if TYPE_CHECKING:
+    from hatch_lower.pipeline.capture import CapturedModel
     from hatch_lower.pipeline.fresh_process import FreshProcess
-    from hatch_lower.pipeline.model_build import BuildInputs, Services
 
 
 class StageSeconds:
@@ -228,13 +228,15 @@ def run_pipeline(
             examples_needed=verified or bool(request.settings.check_bytes) or request.mode == "localize",
         )
     enter_folder(request.settings.root, model.name)
-    if request.mode == "capture":
+    if request.search is not None:
+        write_precisions(request, request.search, source, reporter)
+    if request.mode in ("capture", "precision"):
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
     inputs, services = pipeline.start_build(
         request.settings, model, source, request.folder, reporter, store, fresh, request.sources
     )
-    if request.mode in ("localize", "precision"):
-        write_finding(request, inputs, services)
+    if request.localization is not None:
+        write_record(request.folder / FINDINGS, pipeline.find_wrong(inputs, services, request.localization))
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
     if request.mode == "recipe":
         report, records = pipeline.make_recipes(inputs, services)
@@ -242,14 +244,13 @@ def run_pipeline(
     return Answer(pipeline.lower_model(inputs, services))
 
 
-def write_finding(request: ChildRequest, inputs: BuildInputs, services: Services) -> None:
-    from hatch_lower.pipeline.lower_model import find_wrong
+def write_precisions(request: ChildRequest, search: PrecisionSearch, source: CapturedModel, reporter: Reporter) -> None:
+    from hatch_lower.pipeline.model_build import BuildInputs
     from hatch_lower.pipeline.precision.search import search_precision
 
-    if request.localization is not None:
-        write_record(request.folder / FINDINGS, find_wrong(inputs, services, request.localization))
-    if request.search is not None:
-        write_record(request.folder / PRECISIONS, search_precision(inputs, services.reporter, request.search))
+    (model,) = (model for model in request.settings.models if model.name == request.model)
+    found = search_precision(BuildInputs(request.settings, model, source), reporter, search)
+    write_record(request.folder / PRECISIONS, found)
 
 
 def start_processes(mode: Mode, model: ModelSettings) -> FreshProcess | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 
 from hatch_lower.config.settings import Recipe
@@ -23,7 +22,7 @@ from hatch_lower.format.results import metric_text
 from hatch_lower.format.weights import read_weights
 from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.pipeline.fresh_process import Packaged
-from hatch_lower.pipeline.metric import metric_of
+from hatch_lower.pipeline.metric import drop_of, is_too_low, metric_of
 from hatch_lower.pipeline.metric_process import MeasuredRecipe, measure_apart, measure_here
 from hatch_lower.pipeline.model_build import BuildInputs, Services, place_of
 from hatch_lower.runtime.numbers import Tolerance
@@ -122,10 +121,10 @@ def folder_of(files: Mapping[str, Path]) -> Path | None:
 
 def refuse_drops(inputs: BuildInputs, entries: Mapping[str, MetricEntry]) -> None:
     lines = {
-        name: f"recipe `{name}`: {entry.value:.6g}, eager {entry.eager:.6g}: a drop of {drop:.3g};"
-        f" `max-drop` is {entry.max_drop:g}"
+        name: f"recipe `{name}`: {entry.value:.6g}, eager {entry.eager:.6g}: a drop of"
+        f" {drop_of(entry.value, entry.eager):.3g}; `max-drop` is {entry.max_drop:g}"
         for name, entry in entries.items()
-        if (drop := drop_of(entry)) > Decimal(repr(entry.max_drop))
+        if is_too_low(entry.value, entry.eager, entry.max_drop)
     }
     if not lines:
         return
@@ -143,8 +142,3 @@ def refuse_drops(inputs: BuildInputs, entries: Mapping[str, MetricEntry]) -> Non
         found="\n".join(lines.values()),
         hint=f"{advice}; if the loss is acceptable, raise `max-drop` of the model or of the recipe",
     )
-
-
-def drop_of(entry: MetricEntry) -> Decimal:
-    """Return the difference from eager to a recipe, exact for the decimal numbers that people read and write."""
-    return Decimal(repr(entry.eager)) - Decimal(repr(entry.value))

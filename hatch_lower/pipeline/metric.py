@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -154,3 +155,13 @@ def provenance_of(model: str, recipe: str, recipes: tuple[str, ...]) -> Provenan
         )
 
     return Provenance(model, recipe, recipes, refuse_debug, refuse_recipe, MappingProxyType({}), model, "torch")
+
+
+def is_too_low(value: float, eager: float, max_drop: float) -> bool:
+    """Return whether a metric is lower than eager's by more than a limit."""
+    return drop_of(value, eager) > Decimal(repr(max_drop))
+
+
+def drop_of(value: float, eager: float) -> Decimal:
+    """Return the difference from eager's metric, exact for the decimal numbers that people read and write."""
+    return Decimal(repr(eager)) - Decimal(repr(value))

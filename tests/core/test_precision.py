@@ -189,7 +189,7 @@ def test_a_method_exported_again_has_the_same_names_and_limits_of_sizes() -> Non
 def converted(model: CapturedModel, precision: Any, backend: str = "onnxruntime", kept: tuple[str, ...] = ()) -> Any:
     pytest.importorskip("torchao")
     settings = ModelSettings("net", "net:export", "net", ("small",))
-    conversion = Conversion(model, settings, {"forward": [example_case(method(model))]})
+    conversion = Conversion(model, settings, {each.name: [example_case(each)] * 3 for each in model.methods})
     recipe = Recipe("small", (BackendChoice(backend),), precision=precision)
     return conversion.converted(recipe, kept)
 
@@ -208,6 +208,144 @@ def test_a_kept_module_has_no_integers() -> None:
     assert "first.weight" not in {name for name, t in constants(program).items() if t.dtype is torch.float32}
 
 
+ALL = ["bfloat16", "int8", "int8-weights", "int4-weights"]
+
+
+class Sequence(nn.Module):
+    """A counter of calls, and a weight that another method replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("weight", torch.randn(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.layer(x) + nn.functional.linear(x, self.weight) * self.calls
+
+    def put(self, weight: Tensor) -> Tensor:
+        self.weight.copy_(weight)
+        return self.layer(weight)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8-weights"])
+def test_state_that_another_method_changes_is_not_frozen(precision: str) -> None:
+    methods = {"forward": Method((torch.randn(2, 64),)), "put": Method((torch.randn(64, 64),))}
+    model = capture_model("net", Model(Sequence().eval(), methods), Quiet())
+    for each in converted(model, precision).methods:
+        assert each.program.state_dict["weight"] is model.methods[0].program.state_dict["weight"]
+
+
+def test_a_changing_weight_outside_of_modules_is_refused_for_integers() -> None:
+    methods = {"forward": Method((torch.randn(2, 64),)), "put": Method((torch.randn(64, 64),))}
+    model = capture_model("net", Model(Sequence().eval(), methods), Quiet())
+    with pytest.raises(CaptureError, match="the weight of an operation changes in calls"):
+        converted(model, "int8")
+
+
+def test_calibration_leaves_the_state_of_the_model_and_of_its_conversion() -> None:
+    model = captured(Net())
+    assert model.eager is not None
+    converted_net = converted(model, "int8")
+    for program in (method(model).program, method(converted_net).program):
+        assert program.state_dict["calls"].tolist() == [0]
+    assert model.eager.get_buffer("calls").tolist() == [0]
+    called = method(converted_net).program.module()
+    called(torch.zeros(4, 6, dtype=torch.int64))
+    assert called.calls.tolist() == [1]
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_a_layer_that_is_called_twice_has_its_weights_once(precision: str) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.layer(self.layer(x))
+            return result
+
+    x = torch.randn(3, 64)
+    model = captured(Twice(), None, x)
+    program = method(converted(model, precision)).program
+    large = [tensor for tensor in constants(program).values() if tensor.numel() >= 2048]
+    assert len([each for each in large if each.dtype is not torch.float32]) == 1
+    assert difference(program, model, x) < 0.2
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_weights_whose_names_differ_in_dots_alone_stay_apart(precision: str) -> None:
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.a_b = nn.Module(), nn.Module()
+            self.a.b_c = nn.Linear(64, 64, bias=False)
+            self.a_b.c = nn.Linear(64, 64, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.a.b_c(x) - self.a_b.c(x)
+            return result
+
+    x = torch.randn(3, 64)
+    model = captured(Apart(), None, x)
+    assert difference(method(converted(model, precision)).program, model, x) < 0.2
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_a_table_that_is_also_the_last_layer_computes_as_before(precision: str) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(100, 64), nn.Linear(64, 100, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            result: Tensor = self.head(self.table(ids))
+            return result
+
+    ids = torch.randint(0, 100, (2, 5))
+    model = captured(Tied(), None, ids)
+    assert model.eager is not None
+    with torch.no_grad():
+        greatest = float(model.eager(ids).abs().max())
+    assert difference(method(converted(model, precision)).program, model, ids) / greatest < 0.1
+
+
+def test_a_model_with_layers_in_half_precision_already_can_have_more() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64, dtype=torch.bfloat16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.last(self.first(x).bfloat16())
+            return result
+
+    program = method(converted(captured(Mixed(), None, torch.randn(2, 64)), "bfloat16")).program
+    assert {node.meta["val"].dtype for node in operations(program, "linear")} == {torch.bfloat16}
+
+
+def test_an_integer_input_stays_dynamic() -> None:
+    class Times(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor, count: int) -> Tensor:
+            result: Tensor = self.layer(x) * count
+            return result
+
+    shapes = {"x": None, "count": Dim.DYNAMIC}
+    model = capture_model(
+        "net", Model(Times().eval(), {"forward": Method((torch.randn(2, 64), 3), dynamic_shapes=shapes)}), Quiet()
+    )
+    module = method(converted(model, "int8-weights")).program.module()
+    x = torch.randn(2, 64)
+    torch.testing.assert_close(module(x, 7), module(x, 3) / 3 * 7)
+
+
 def test_a_model_without_weights_is_refused_with_its_operators() -> None:
     model = captured(Pool(), None, torch.randn(2, 3, 8))
     with pytest.raises(CaptureError, match="changes no operation") as caught:
@@ -223,5 +361,5 @@ def test_a_calibration_with_nan_is_refused(tmp_path: Path, monkeypatch: pytest.M
     model = captured(nn.Linear(64, 64), None, torch.randn(2, 64))
     settings = ModelSettings("net", "net:export", "net", ("small",), calibrate="bad_ranges:calls")
     with pytest.raises(SampleError, match="NaN or infinity") as caught:
-        calibration_cases(settings, model, tmp_path)
+        calibration_cases(settings, [Recipe("small", precision="int8")], model, tmp_path, Quiet())
     assert "`calibrate`" in caught.value.where

@@ -31,7 +31,7 @@ def dynamic_shapes(method: CapturedMethod) -> Any:
     """Return the dynamic sizes of a method's inputs as `torch.export` takes them; `None` without dynamic sizes."""
     values = list(user_input_values(method.program))
     dims = {str(symbol): dimension_of(symbol, method.program) for symbol in free_symbols_of(values)}
-    if not dims:
+    if not dims and not any(isinstance(value, torch.SymInt) for value in values):
         return None
     leaves = [shape_of(value, dims) for value in values]
     spec = tensors.tree_flatten((method.args, dict(method.kwargs)))[1]
@@ -74,6 +74,8 @@ def size_in(expression: Any, dims: Mapping[str, Any]) -> Any:
     """Return a size in terms of dimensions: `Dim` of a symbol, or a linear expression as `2 * batch + 1`."""
     if expression.is_Symbol:
         return dims[str(expression)]
+    if len(expression.free_symbols) != 1:
+        raise ValueError(f"the size {expression} of an input depends on several sizes")
     (symbol,) = expression.free_symbols
     step, begin = expression.coeff(symbol), expression.subs(symbol, 0)
     size = int(step) * dims[str(symbol)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from hatch_lower.config.precision_file import PRECISION_FILE
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import CaptureError, LowerError, SampleError, nearest
 from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.exir.graph.state import constant_placeholders
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
@@ -23,13 +24,15 @@ from hatch_lower.pipeline.check_data import example_tensors
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim_lines
 from hatch_lower.pipeline.model_build import ConvertedModel
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
-from hatch_lower.pipeline.precision.halves import in_half
+from hatch_lower.pipeline.precision.halves import in_half, innermost_module
 from hatch_lower.pipeline.precision.quantize import Scheme, quantized, trial_of
+from hatch_lower.pipeline.precision.state import changed_storages, state_names
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import read_real_inputs
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {"int8": 8, "int8-weights": 8, "int4-weights": 4}
+SMALL = {**{name: {half} for name, half in HALVES.items()}, **{name: {torch.int8, torch.uint8} for name in BITS}}
 ENGINES = ("executorch", "onnxruntime")
 
 Cases = Mapping[str, Sequence[InputCase]]  # by method
@@ -49,12 +52,8 @@ def convert_recipes(
     `compared`: whether a setting needs the outputs of the converted models.
     """
     wanted = [recipe for recipe in recipes if recipe.precision != "float32"]
-    cases: Cases = {}
-    if model.calibrate and any(recipe.precision == "int8" for recipe in wanted):
-        with stage(reporter, "inputs", model.name) as describe:
-            cases = calibration_cases(model, source, settings.root)
-            describe(", ".join(f"{len(each)} of `{name}` for calibration" for name, each in cases.items()))
-    elif model.calibrate:
+    cases = calibration_cases(model, wanted, source, settings.root, reporter)
+    if model.calibrate and not cases:
         unused = '`calibrate` is not used: no recipe of the model has `precision = "int8"`'
         reporter.report(Event("inputs", "note", model.name, detail=unused))
     conversion = Conversion(source, model, cases)
@@ -83,9 +82,18 @@ def with_examples(model: CapturedModel, compared: bool) -> ConvertedModel:
         return ConvertedModel(in_eagers_order(model, layouts), examples)
 
 
-def calibration_cases(model: ModelSettings, source: CapturedModel, root: Path) -> Cases:
-    """Return the calls of `calibrate` by method; raise `SampleError` for inputs that are not finite numbers."""
-    cases = {name: real.cases for name, real in read_real_inputs(model, source, root, "calibrate").items()}
+def calibration_cases(
+    model: ModelSettings, recipes: Iterable[Recipe], source: CapturedModel, root: Path, reporter: Reporter
+) -> Cases:
+    """Return the calls of `calibrate` by method, for recipes with integers; without such recipes nothing is read.
+
+    Raises `SampleError` for inputs that are not finite numbers.
+    """
+    if not model.calibrate or all(recipe.precision != "int8" for recipe in recipes):
+        return {}
+    with stage(reporter, "inputs", model.name) as describe:
+        cases = {name: real.cases for name, real in read_real_inputs(model, source, root, "calibrate").items()}
+        describe(", ".join(f"{len(each)} of `{name}` for calibration" for name, each in cases.items()))
     for case in itertools.chain.from_iterable(cases.values()):
         for leaf in case.leaves():
             if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point and not leaf.isfinite().all():
@@ -104,6 +112,7 @@ class Conversion:
         self._source = source
         self._model = model
         self._cases = cases
+        self._changed = changed_storages(method.program for method in source.methods)
         self._made: dict[tuple[object, ...], CapturedModel] = {}
 
     def converted(self, recipe: Recipe, kept: tuple[str, ...]) -> CapturedModel:
@@ -115,7 +124,8 @@ class Conversion:
         key = (recipe.precision, engine_of(recipe), kept)
         if key not in self._made:
             methods = tuple(self._method(method, recipe, kept) for method in self._source.methods)
-            if value_dtypes(methods) <= value_dtypes(self._source.methods):
+            small = SMALL[recipe.precision]
+            if count_values(methods, small) <= count_values(self._source.methods, small):
                 operators = sorted({str(node.target) for method in methods for node in program_calls(method)})
                 raise CaptureError(
                     f"the precision `{recipe.precision}` changes no operation of the model",
@@ -129,8 +139,12 @@ class Conversion:
     def trial(self, method: CapturedMethod, recipe: Recipe) -> Callable[[tuple[str, ...]], torch.nn.Module]:
         """Return a function from paths of modules in float32 to a module that computes in a recipe's precision."""
         if half := HALVES.get(recipe.precision):
-            return lambda kept: in_half(method.program, half, kept).module()
-        return trial_of(method, scheme_of(recipe, ()), self._cases.get(method.name, ()))
+            return lambda kept: in_half(method.program, half, kept, self.state_of(method)).module()
+        return trial_of(method, self._scheme(method, recipe, ()), self._cases.get(method.name, ()))
+
+    def state_of(self, method: CapturedMethod) -> frozenset[str]:
+        """Return the names of the method's tensors that calls of any method change."""
+        return state_names(method.program, self._changed)
 
     def notes(self, recipe: Recipe) -> Iterator[str]:
         """Yield advice on the calibration of a recipe."""
@@ -152,9 +166,10 @@ class Conversion:
         try:
             with process_restored():
                 if half := HALVES.get(recipe.precision):
-                    return replace(method, program=in_half(method.program, half, kept))
+                    return replace(method, program=in_half(method.program, half, kept, self.state_of(method)))
                 refuse_no_library("torchao", where)
-                return quantized(method, scheme_of(recipe, kept), self._cases.get(method.name, ()))
+                refuse_no_examples(method, where)
+                return quantized(method, self._scheme(method, recipe, kept), self._cases.get(method.name, ()))
         except LowerError:
             raise
         except Exception as error:
@@ -165,6 +180,39 @@ class Conversion:
                 found=trim_lines(describe_exception(error)),
                 hint="keep the module at fault in float32 with `precision.toml`, or remove `precision`",
             ) from error
+
+    def _scheme(self, method: CapturedMethod, recipe: Recipe, kept: tuple[str, ...]) -> Scheme:
+        """Return the quantization of a method; operations whose weights change in calls stay in float32."""
+        state, activations = self.state_of(method), recipe.precision == "int8"
+        changing: set[str] = set()
+        if activations:  # PT2E leaves out modules, and no single operations
+            calls = program_calls(method)
+            changing = {innermost_module(node) for node in calls if reads_weight_in(node, method, state)}
+        if "" in changing:
+            raise CaptureError(
+                "the weight of an operation changes in calls, and the operation belongs to no module",
+                where=f"model `{self._model.name}`, method `{method.name}`",
+                hint="move the operation into a module of its own, which then stays in float32",
+            )
+        exact = tuple(sorted({*kept, *changing}))
+        return Scheme(BITS[recipe.precision], activations, exact, state, engine_of(recipe))
+
+
+def reads_weight_in(node: Node, method: CapturedMethod, names: Collection[str]) -> bool:
+    """Return whether an operation with a weight reads a constant of the given names."""
+    constants = constant_placeholders(method.program)
+    return is_quantizable(node) and any(
+        source in constants and constants[source].target in names for source in node.all_input_nodes
+    )
+
+
+def refuse_no_examples(method: CapturedMethod, where: str) -> None:
+    if not method.has_examples:
+        raise CaptureError(
+            "the exported program has no example inputs, and quantization calls the program",
+            where=where,
+            hint="export the program with `torch.export.export`, which keeps the example inputs",
+        )
 
 
 def refuse_unknown_modules(kept: Iterable[str], source: CapturedModel, where: str) -> None:
@@ -187,10 +235,6 @@ def engine_of(recipe: Recipe) -> str:
     return next((name for name in ENGINES if name in names), "")
 
 
-def scheme_of(recipe: Recipe, kept: tuple[str, ...]) -> Scheme:
-    return Scheme(BITS[recipe.precision], recipe.precision == "int8", kept, engine_of(recipe))
-
-
 def program_calls(method: CapturedMethod) -> Iterator[Node]:
     return (node for node in all_nodes(method.program.graph_module) if node.op == "call_function")
 
@@ -206,9 +250,10 @@ def is_quantizable(node: Node) -> bool:
     return str(node.target).startswith((*CONVOLVING, "aten.linear.", "aten.embedding."))
 
 
-def value_dtypes(methods: Iterable[CapturedMethod]) -> set[torch.dtype]:
+def count_values(methods: Iterable[CapturedMethod], dtypes: Collection[torch.dtype]) -> int:
+    """Return the number of values of the given dtypes in all graphs."""
     values = (node.meta.get("val") for method in methods for node in all_nodes(method.program.graph_module))
-    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    return sum(isinstance(value, torch.Tensor) and value.dtype in dtypes for value in values)
 
 
 def refuse_no_library(library: str, where: str) -> None:

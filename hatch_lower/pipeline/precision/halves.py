@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, Node
 
 from hatch_lower.exir.graph.operators import torch_operator
-from hatch_lower.exir.graph.state import constant_of, constant_placeholders, mutated_targets, named_after
+from hatch_lower.exir.graph.state import constant_of, constant_placeholders, named_after
 from hatch_lower.exir.graph.surgery import copy_graph, functionalized, rebuild_program
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
@@ -38,17 +39,20 @@ ONE_DTYPE = frozenset(
 )
 
 
-def in_half(program: ExportedProgram, half: torch.dtype, kept: Iterable[str] = ()) -> ExportedProgram:
+def in_half(
+    program: ExportedProgram, half: torch.dtype, kept: Iterable[str] = (), state: Collection[str] = ()
+) -> ExportedProgram:
     """Return a program that computes in a half, with inputs, outputs and state of the same dtypes as before.
 
-    Weights that are only read in the half are stored in the half. `kept` are paths of modules that stay in float32.
+    Weights that are only read in the half are stored in the half. `kept` are paths of modules that stay in float32,
+    `state` names of tensors that calls of any method change.
     """
     paths = tuple(kept)
     with torch.autocast("cpu", dtype=half):
         traced = functionalized(with_casts(program, half, paths))
     if paths:
         traced = with_floats(traced, half, paths)
-    return with_stored_casts(with_one_dtype(without_idle_casts(traced), half))
+    return with_stored_casts(with_one_dtype(without_idle_casts(traced), half), state)
 
 
 def with_casts(program: ExportedProgram, half: torch.dtype, kept: tuple[str, ...]) -> ExportedProgram:
@@ -164,28 +168,40 @@ def without_idle_casts(program: ExportedProgram) -> ExportedProgram:
     return with_graph(program, attributes, graph)
 
 
-def with_stored_casts(program: ExportedProgram) -> ExportedProgram:
-    """Return a program whose constants are stored in the dtypes to which the program casts the constants."""
+def with_stored_casts(program: ExportedProgram, state: Collection[str]) -> ExportedProgram:
+    """Return a program whose constants are stored in the dtypes to which the program casts the constants.
+
+    `state` are the names of tensors that calls change: these are cast in each call.
+    """
     attributes, graph = copy_graph(program.graph_module)
-    changing = mutated_targets(program)
-    old = {node.name: spec for node, spec in constant_placeholders(program).items() if spec.target not in changing}
+    old = {node.name: spec for node, spec in constant_placeholders(program).items() if spec.target not in state}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    state, constants = dict(program.state_dict), dict(program.constants)
+    tensors, constants = dict(program.state_dict), dict(program.constants)
     for node in graph.find_nodes(op="placeholder"):
         casts = [user for user in node.users if is_cast(user)] if node.name in old else []
+        stored: dict[torch.dtype, Node] = {}
         for cast in casts:
-            target = f"{old[node.name].target}_{dtype_name(cast.meta['val'].dtype)}"
-            with graph.inserting_before(node):
-                stored = graph.placeholder(f"c_{target.replace('.', '_')}")
-            stored.meta["val"] = cast.meta["val"]
-            constants[target] = constant_of(program, old[node.name]).detach().to(cast.meta["val"].dtype)
-            specs[stored.name] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(stored.name), target)
-            cast.replace_all_uses_with(stored)
+            dtype = cast.meta["val"].dtype
+            if dtype not in stored:
+                target = unused_name(f"{old[node.name].target}_{dtype_name(dtype)}", tensors.keys() | constants.keys())
+                with graph.inserting_before(node):
+                    stored[dtype] = graph.placeholder(unused_name(f"c_{target.replace('.', '_')}", specs))
+                stored[dtype].meta["val"] = cast.meta["val"]
+                constants[target] = constant_of(program, old[node.name]).detach().to(dtype)
+                argument = TensorArgument(stored[dtype].name)
+                specs[stored[dtype].name] = InputSpec(InputKind.CONSTANT_TENSOR, argument, target)
+            cast.replace_all_uses_with(stored[dtype])
             graph.erase_node(cast)
         if casts and not node.users:
             graph.erase_node(node)
-            state.pop(str(old[node.name].target), None)
+            tensors.pop(str(old[node.name].target), None)
             constants.pop(str(old[node.name].target), None)
     inputs = [specs[node.name] for node in graph.find_nodes(op="placeholder")]
     signature = replace(program.graph_signature, input_specs=inputs)
-    return rebuild_program(program, attributes, graph, signature=signature, state_dict=state, constants=constants)
+    return rebuild_program(program, attributes, graph, signature=signature, state_dict=tensors, constants=constants)
+
+
+def unused_name(plain: str, used: Collection[str]) -> str:
+    """Return a name that is not in use: the plain name, or the name with a number."""
+    numbered = (f"{plain}_{number}" for number in itertools.count(1))
+    return next(name for name in itertools.chain([plain], numbered) if name not in used)

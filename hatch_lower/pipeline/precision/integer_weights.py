@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.surgery import attribute_of
-from hatch_lower.pipeline.precision.halves import is_in
+from hatch_lower.pipeline.precision.halves import is_in, unused_name
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 aten = torch.ops.aten
@@ -19,22 +19,24 @@ GROUP = 32  # neighboring weights of a row that share a scale, in 4 bits
 LEAST_ELEMENTS = 1024  # elements of a weight; integers and scales of a smaller weight take as many bytes
 
 
-def quantize_weights(module: GraphModule, bits: int, *, tables_alone: bool, kept: Iterable[str]) -> None:
+def quantize_weights(
+    module: GraphModule, bits: int, *, tables_alone: bool, kept: Iterable[str], state: Collection[str] = ()
+) -> None:
     """Replace float32 weights of linear layers, convolutions and embeddings by integers with a scale per row.
 
-    `tables_alone` leaves all but the tables of embeddings. Rows of linear layers and embeddings have 4 bits where
-    `bits` is 4 and their length is a multiple of 32; convolutions have 8 bits.
+    `tables_alone` leaves all but the tables of embeddings. `kept` are paths of modules, and `state` names of tensors
+    that calls change, without integers. Rows of linear layers and embeddings have 4 bits where `bits` is 4 and their
+    length is a multiple of 32; convolutions have 8 bits.
     """
-    paths = tuple(kept)
+    paths, names = tuple(kept), ConstantNames(module)
     for node in list(module.graph.nodes):
-        operator = torch_operator(node.target)
-        name = base_name(operator) if isinstance(operator, OpOverload) else ""
-        table, weight = name == "embedding", weight_of(module, node, name)
-        if weight is None or is_in(node, paths) or (tables_alone and not table):
+        weight = weight_of(module, node)
+        table = weight is not None and weight is node.args[0]
+        if weight is None or is_in(node, paths) or (tables_alone and not table) or weight.target in state:
             continue
         values: torch.Tensor = attribute_of(module, str(weight.target)).detach()
         write = packed if bits == 4 and values.dim() == 2 and values.shape[1] % GROUP == 0 else in_bytes
-        result = write(WeightMaker(module, node, str(weight.target)), values, node if table else None)
+        result = write(WeightMaker(module, node, str(weight.target), names), values, node if table else None)
         if table:
             node.replace_all_uses_with(result)
             module.graph.erase_node(node)
@@ -45,9 +47,13 @@ def quantize_weights(module: GraphModule, bits: int, *, tables_alone: bool, kept
     module.recompile()
 
 
-def weight_of(module: GraphModule, node: Node, name: str) -> Node | None:
+PLACES = {"embedding": 0, "linear": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1}  # of the weight among the arguments
+
+
+def weight_of(module: GraphModule, node: Node) -> Node | None:
     """Return the node of an operation's weight, if integers can replace the weight."""
-    place = {"embedding": 0, "linear": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1}.get(name)
+    operator = torch_operator(node.target)
+    place = PLACES.get(base_name(operator)) if isinstance(operator, OpOverload) else None
     weight = node.args[place] if place is not None else None
     if not isinstance(weight, Node) or weight.op != "get_attr":
         return None
@@ -56,17 +62,35 @@ def weight_of(module: GraphModule, node: Node, name: str) -> Node | None:
     return weight if suits else None
 
 
+class ConstantNames:
+    """Names of the constants that replace weights, in a module without such names."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._names: dict[tuple[str, str], str] = {}
+
+    def of(self, weight: str, part: str) -> tuple[str, bool]:
+        """Return the name of a part of a weight, and whether another operation has already made the constant."""
+        if (weight, part) in self._names:
+            return self._names[weight, part], True
+        # the plain name is the same for `a.b_c` and `a_b.c`
+        name = unused_name(f"{weight.replace('.', '_')}_{part}", dir(self._module))
+        self._names[weight, part] = name
+        return name, False
+
+
 class WeightMaker:
     """Adds constants and operations before an operation of a module."""
 
-    def __init__(self, module: GraphModule, place: Node, name: str) -> None:
+    def __init__(self, module: GraphModule, place: Node, weight: str, names: ConstantNames) -> None:
         self._module = module
         self._place = place
-        self._name = name.replace(".", "_")
+        self._weight = weight
+        self._names = names
 
     def constant(self, part: str, values: torch.Tensor) -> Node:
-        name = f"{self._name}_{part}"
-        if not hasattr(self._module, name):  # a weight that several operations read has the constants once
+        name, exists = self._names.of(self._weight, part)
+        if not exists:
             self._module.register_buffer(name, values)
         with self._module.graph.inserting_before(self._place):
             return self._marked(self._module.graph.get_attr(name))
@@ -135,7 +159,8 @@ def remove_unread(module: GraphModule) -> None:
     """Remove weights that no operation reads any more."""
     module.graph.eliminate_dead_code()
     read = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
-    for name, _ in [*module.named_parameters(), *module.named_buffers()]:
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    for name, _ in named:
         if name not in read:
             path, _, last = name.rpartition(".")
             delattr(module.get_submodule(path), last)

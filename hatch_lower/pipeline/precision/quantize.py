@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -13,10 +14,13 @@ from torch.fx import GraphModule, Node
 from hatch_lower.exir.graph.surgery import copy_graph
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.eager import unchanged_parameters
 from hatch_lower.pipeline.precision.again import export_module
 from hatch_lower.pipeline.precision.halves import is_in
 from hatch_lower.pipeline.precision.integer_weights import quantize_weights
+from hatch_lower.pipeline.precision.state import InitialState
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
+from hatch_lower.runtime.module_copy import copy_module
 
 
 class Scheme(Frozen):
@@ -25,6 +29,7 @@ class Scheme(Frozen):
     bits: int  # of weights
     activations: bool
     kept: tuple[str, ...]  # paths of modules that stay in floating point
+    state: frozenset[str] = frozenset()  # names of tensors that calls of any method change
     engine: str = ""  # with requirements of its own: `executorch` or `onnxruntime`
 
 
@@ -35,11 +40,21 @@ def quantized(method: CapturedMethod, scheme: Scheme, cases: Sequence[InputCase]
     only linear layers are quantized. Tables of embeddings have integers in every scheme.
     """
     with own_warnings():
-        module: GraphModule = method.program.module()
+        module = own_module(method)
         if scheme.activations:
             module = with_activations(method, module, scheme, cases, is_folded=True)
-        quantize_weights(module, scheme.bits, tables_alone=scheme.activations, kept=scheme.kept)
+        write_weights(module, scheme, scheme.kept)
         return export_module(method, module)
+
+
+def own_module(method: CapturedMethod) -> GraphModule:
+    """Return a copy of a method's module with state of its own, which shares the parameters that no call changes."""
+    module = method.program.module()
+    return cast(GraphModule, copy_module(module, unchanged_parameters(module, [method.program])))
+
+
+def write_weights(module: GraphModule, scheme: Scheme, kept: Iterable[str]) -> None:
+    quantize_weights(module, scheme.bits, tables_alone=scheme.activations, kept=kept, state=scheme.state)
 
 
 def trial_of(
@@ -47,7 +62,7 @@ def trial_of(
 ) -> Callable[[tuple[str, ...]], GraphModule]:
     """Return a function from paths of modules in float32 to a quantized module; calibration runs once."""
     with own_warnings():
-        whole: GraphModule = method.program.module()
+        whole = own_module(method)
         if scheme.activations:
             whole = with_activations(method, whole, scheme, cases, is_folded=False)
 
@@ -58,7 +73,7 @@ def trial_of(
                 for source in node.all_input_nodes:
                     if (exact := unquantized(source)) is not None:
                         node.replace_input_with(source, exact)
-        quantize_weights(module, scheme.bits, tables_alone=scheme.activations, kept=kept)
+        write_weights(module, scheme, kept)
         return module
 
     return trial
@@ -86,11 +101,14 @@ def with_activations(
     else:
         quantizer = x86_quantizer(not cases, scheme.kept, sums=scheme.engine == "onnxruntime" and bool(cases))
     prepared: GraphModule = prepare_pt2e(module, quantizer)
+    state = InitialState(prepared, scheme.state)
     with torch.no_grad():
         for case in cases or [example_case(method)]:  # the weights are observed in a call
             args, kwargs = case.copied()
             prepared(*args, **kwargs)
+            state.restore()
     converted: GraphModule = convert_pt2e(prepared, fold_quantize=is_folded)
+    state.restore()  # the search for constants to fold runs operations that write
     return converted
 
 

@@ -7,17 +7,17 @@ metric decides how many layers go back, the layer with the largest effect first:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
-from torch.fx import GraphModule
 
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import ProgramError, VerificationError, nearest
 from hatch_lower.events import Reporter, stage
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.pipeline.capture import CapturedModel
-from hatch_lower.pipeline.metric import metric_of
+from hatch_lower.pipeline.eager import eager_factory
+from hatch_lower.pipeline.metric import is_too_low, metric_of
 from hatch_lower.pipeline.model_build import BuildInputs
 from hatch_lower.pipeline.precision.convert import (
     Cases,
@@ -28,12 +28,11 @@ from hatch_lower.pipeline.precision.convert import (
 )
 from hatch_lower.pipeline.precision.finding import LayerEffect, PrecisionFinding, PrecisionSearch
 from hatch_lower.pipeline.precision.halves import innermost_module
+from hatch_lower.pipeline.precision.state import InitialState
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.runtime.torch_private import tensors
 
 MOST_CASES = 4  # inputs of a method for the effects of layers
-
-Trial = Callable[[tuple[str, ...]], GraphModule]
 
 
 def search_precision(inputs: BuildInputs, reporter: Reporter, wanted: PrecisionSearch) -> PrecisionFinding:
@@ -43,9 +42,7 @@ def search_precision(inputs: BuildInputs, reporter: Reporter, wanted: PrecisionS
     """
     recipe, model = recipe_to_search(inputs, wanted), inputs.model
     limit = model.max_drop if recipe.max_drop is None else recipe.max_drop
-    cases: Cases = {}
-    if model.calibrate and recipe.precision == "int8":
-        cases = calibration_cases(model, inputs.source, inputs.settings.root)
+    cases = calibration_cases(model, [recipe], inputs.source, inputs.settings.root, reporter)
     conversion = Conversion(inputs.source, model, cases)
     with stage(reporter, "metric", model.name) as describe:
         eager = metric_of(inputs, inputs.source)
@@ -58,7 +55,7 @@ def search_precision(inputs: BuildInputs, reporter: Reporter, wanted: PrecisionS
             with stage(reporter, "metric", model.name, recipe.name) as describe:
                 tried[count] = metric_of(inputs, conversion.converted(recipe, tuple(sorted(order[:count]))))
                 describe(f"{model.metric} with {count} layers in float32: {tried[count]:.6g}")
-        return eager - tried[count] <= limit
+        return not is_too_low(tried[count], eager, limit)
 
     effects: tuple[LayerEffect, ...] = ()
     count = 0
@@ -120,22 +117,33 @@ def layer_effects(
     for method in source.methods:
         paths = list(dict.fromkeys(filter(None, map(innermost_module, filter(is_quantizable, program_calls(method))))))
         given = list(itertools.islice(cases.get(method.name, ()), MOST_CASES)) or [example_case(method)]
+        state = conversion.state_of(method)
         with process_restored():
-            expected = list(float_outputs(method.program.module(), given))
+            new_eager = eager_factory(source, method)
+            expected = [float_leaves(new_eager(), case) for case in given]
             trial = conversion.trial(method, recipe)
-            whole = error_of(float_outputs(trial(()), given), expected)
+            whole = error_of(float_outputs(trial(()), given, state), expected)
             for path in paths:
-                left = error_of(float_outputs(trial((path,)), given), expected) / whole if whole else 1.0
+                left = error_of(float_outputs(trial((path,)), given, state), expected) / whole if whole else 1.0
                 errors[path] = min(errors.get(path, left), left)
     return tuple(LayerEffect(path, errors[path]) for path in sorted(errors, key=lambda path: (errors[path], path)))
 
 
-def float_outputs(module: torch.nn.Module, cases: Iterable[InputCase]) -> Iterator[list[torch.Tensor]]:
+def float_outputs(
+    module: torch.nn.Module, cases: Iterable[InputCase], state: Collection[str]
+) -> Iterator[list[torch.Tensor]]:
+    """Yield the floating-point outputs of a module for each case, called with its initial state."""
+    initial = InitialState(module, state)
     for case in cases:
-        args, kwargs = case.copied()
-        with torch.no_grad():
-            leaves = tensors.tree_leaves(module(*args, **kwargs))
-        yield [leaf.double() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point]
+        yield float_leaves(module, case)
+        initial.restore()
+
+
+def float_leaves(call: Callable[..., object], case: InputCase) -> list[torch.Tensor]:
+    args, kwargs = case.copied()
+    with torch.no_grad():
+        leaves = tensors.tree_leaves(call(*args, **kwargs))
+    return [leaf.double() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point]
 
 
 def error_of(given: Iterable[Sequence[torch.Tensor]], expected: Iterable[Sequence[torch.Tensor]]) -> float:
