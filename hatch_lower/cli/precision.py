@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hatch_lower.cli.arguments import json_option, open_here, project_here, recipe_option
+from hatch_lower.cli.arguments import json_option, open_here, project_here
 from hatch_lower.cli.output import show, show_report
+from hatch_lower.cli.replaced import replace_files
 from hatch_lower.config.precision_file import FLOAT_MODULES, PRECISION_FILE
 from hatch_lower.errors import PackageError, ProgramError
 
@@ -26,7 +26,7 @@ SHOWN = 10  # layers
 
 @click.command()
 @click.argument("model", required=False)
-@recipe_option
+@click.option("--recipe", help="The recipe. Default: the only recipe with a precision.")
 @click.option("--write", is_flag=True, help=f"Write the layers into `{PRECISION_FILE}`, which builds read.")
 @json_option
 def precision(model: str | None, recipe: str | None, write: bool, as_json: bool) -> None:
@@ -69,8 +69,7 @@ def finding_text(found: PrecisionFinding, *, written: bool) -> Iterator[str]:
         yield from (f"  {path}" for path in found.kept)
         yield "layers by effect, with the error that is left with this layer alone in float32:"
         yield from (f"  {layer.error:8.2%}  {layer.path}" for layer in found.layers[:SHOWN])
-    where = f'"{found.model}.{found.recipe}"'
-    yield f"written into {PRECISION_FILE}" if written else f"`--write` writes this into {PRECISION_FILE}, as {where}"
+    yield f"written into {PRECISION_FILE}" if written else f"`--write` writes the list into {PRECISION_FILE}"
 
 
 def write_kept(path: Path, found: PrecisionFinding) -> None:
@@ -87,10 +86,7 @@ def write_kept(path: Path, found: PrecisionFinding) -> None:
         recipes[found.recipe] = {FLOAT_MODULES: listed}
     if not recipes:
         del document[found.model]
-    temporary = path.with_name(f".{path.name}.part")
     try:
-        temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
-        os.replace(temporary, path)
+        replace_files({path: tomlkit.dumps(document).encode()})
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise PackageError("the list cannot be written", where=str(path), found=str(error.strerror)) from error

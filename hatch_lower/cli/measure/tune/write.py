@@ -7,18 +7,15 @@ measurement began is not replaced.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from hatch_lower.cli.measure.tune.choose import TunedModel
+from hatch_lower.cli.replaced import replace_files
 from hatch_lower.config.settings import Recipe, Settings
-from hatch_lower.driver.signals import uninterrupted
 from hatch_lower.errors import ConfigError, refused_error
 from hatch_lower.format.evidence import EVIDENCE_FILE, Evidence, read_evidence, write_evidence
 from hatch_lower.frozen import Frozen
@@ -123,21 +120,6 @@ def write_choices(files: WrittenFiles, settings: Settings, tuned: Sequence[Tuned
     except OSError as error:
         raise refused_error(error, str(files.path)) or error from error
     return list(changed)
-
-
-def replace_files(contents: Mapping[Path, bytes]) -> None:
-    """Replace files by others that are complete on the disk, so that an interrupt leaves whole files."""
-    with ExitStack() as stack:
-        parts = {}
-        for path, data in contents.items():
-            beside = stack.enter_context(tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=path.parent))
-            parts[path] = Path(beside, path.name)
-            parts[path].write_bytes(data)
-            if path.exists():
-                shutil.copymode(path, parts[path])
-        with uninterrupted():
-            for path, part in parts.items():
-                part.replace(path)
 
 
 class Edit(Frozen):
