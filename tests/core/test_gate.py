@@ -48,19 +48,6 @@ NAME = "net_data:accuracy"
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("HATCH_LOWER_CACHE", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return Workshop(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
-    return Workshop(tmp_path_factory.mktemp("shop")).capture()
-
-
-@pytest.fixture
 def name_metric(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], object]], None]:
     """Makes a function the metric."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,19 +38,6 @@ class Interpreted(ReferenceDelegate):
 
     def run(self, inputs: list[Any]) -> Any:
         return [value + self.added if torch.is_tensor(value) else value for value in super().run(inputs)]
-
-
-@pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("HATCH_LOWER_CACHE", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return Workshop(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
-    return Workshop(tmp_path_factory.mktemp("shop")).capture()
 
 
 @pytest.fixture

@@ -31,19 +31,6 @@ ONE = settings_of(REFERENCE)  # where recipes are not the subject
 LOWERING = {"decompose", "compile", "package", "compare"}
 
 
-@pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("HATCH_LOWER_CACHE", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return Workshop(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
-    return Workshop(tmp_path_factory.mktemp("shop")).capture()
-
-
 @pytest.fixture(scope="module")
 def base(plain: CapturedModel, tmp_path_factory: pytest.TempPathFactory) -> ExportKey:
     """The key of the unchanged source, which two exports in two folders share."""

@@ -33,19 +33,6 @@ REFERENCE, PORTABLE = Recipe("default", (BackendChoice("reference"),)), Recipe("
 ONE, BOTH = settings_of(REFERENCE), settings_of(REFERENCE, PORTABLE)
 
 
-@pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("HATCH_LOWER_CACHE", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return Workshop(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
-    return Workshop(tmp_path_factory.mktemp("shop")).capture()
-
-
 def narrowed(settings: Settings, *recipes: str) -> Settings:
     return replace(settings, models=tuple(replace(model, recipes=recipes) for model in settings.models))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,10 @@ from support.faults import Known, Supervisor, compiled, known_project, read_know
 from support.scenarios import Project, built_scenario, copy_project, only
 from support.shared import Shared
 from support.venv import VirtualEnvironment, make_environment, make_wheelhouse
+
+if TYPE_CHECKING:
+    from hatch_lower.pipeline.capture import CapturedModel
+    from support.exports import Workshop
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +35,25 @@ def clean(shared: Shared, wheelhouse: Path) -> VirtualEnvironment:
         environment.install("hatch-lower[cli]", "torch==2.13.*", "numpy", wheelhouse=wheelhouse)
 
     return VirtualEnvironment(shared.once("clean", make) / "venv")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    """A place to lower models, with a cache of its own, in which the models' modules can be imported."""
+    from support.exports import Workshop  # torch
+
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("HATCH_LOWER_CACHE", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Workshop(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
+    """The model of `Workshop`, captured once."""
+    from support.exports import Workshop
+
+    return Workshop(tmp_path_factory.mktemp("shop")).capture()
 
 
 @pytest.fixture

@@ -50,36 +50,25 @@ def gru(
     return write_layers(op.GRU, GRU_GATES, input, [hx], layers, batch_first, {"linear_before_reset": 1})
 
 
-def rnn_tanh(
-    input: TFloat,
-    hx: TFloat,
-    params: Sequence[TFloat],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Value:
-    layers = layers_of(params, has_biases, num_layers, bidirectional)
-    options = {"activations": ["Tanh"] * (1 + bidirectional)}
-    return write_layers(op.RNN, (0,), input, [hx], layers, batch_first, options)
+def rnn_with(activation: str) -> Callable[..., Value]:
+    """Return the translation of a plain recurrent network with an activation, in ONNX's spelling."""
 
+    def rnn(
+        input: TFloat,
+        hx: TFloat,
+        params: Sequence[TFloat],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Value:
+        layers = layers_of(params, has_biases, num_layers, bidirectional)
+        options = {"activations": [activation] * (1 + bidirectional)}
+        return write_layers(op.RNN, (0,), input, [hx], layers, batch_first, options)
 
-def rnn_relu(
-    input: TFloat,
-    hx: TFloat,
-    params: Sequence[TFloat],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Value:
-    layers = layers_of(params, has_biases, num_layers, bidirectional)
-    options = {"activations": ["Relu"] * (1 + bidirectional)}
-    return write_layers(op.RNN, (0,), input, [hx], layers, batch_first, options)
+    return rnn
 
 
 Layer: TypeAlias = Sequence[Sequence[Value]]  # the weights and biases of each direction
@@ -136,6 +125,6 @@ def stacked(values: Sequence[Value]) -> Value:
 OWN_RECURRENT: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.gru.input: gru,
     torch.ops.aten.lstm.input: lstm,
-    torch.ops.aten.rnn_relu.input: rnn_relu,
-    torch.ops.aten.rnn_tanh.input: rnn_tanh,
+    torch.ops.aten.rnn_relu.input: rnn_with("Relu"),
+    torch.ops.aten.rnn_tanh.input: rnn_with("Tanh"),
 }
