@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
-from hatch_lower.driver.environment import child_environment
+from hatch_lower.driver.environment import child_environment, named_levels
 from hatch_lower.driver.inputs.machine import cpu_capability
 from hatch_lower.driver.inputs.record import hidden_variables
 from hatch_lower.events import Event, Reporter
@@ -164,7 +164,7 @@ class BuildContext(Frozen):
 
 def build_context(settings: Settings, view: ProjectView, work: Path, store: Store, reporter: Reporter) -> BuildContext:
     temporary = work / "temporary"
-    levels = {str(choice.options.get("isa")) for recipe in settings.recipes for choice in recipe.backends}
+    levels = named_levels(settings.recipes)
     environment = child_environment(os.environ, settings.pass_env, sys.path, temporary, cpu_capability(), levels)
     hidden = hidden_variables(os.environ, environment)
     return BuildContext(settings, view, work, store, reporter, environment, hidden=hidden)

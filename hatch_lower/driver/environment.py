@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hatch_lower.config.settings import Recipe
 
 # variables that choose the compiler and its options
 COMPILER = (
@@ -95,6 +99,12 @@ def fixed_variables(instruction_sets: str) -> Mapping[str, str]:
 
 # for projects that compile for a level above the fixed values: these programs run only with the level's instructions
 OF_LEVELS: Mapping[str, Mapping[str, str]] = {"x86-64-v4-vnni": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}}
+
+
+def named_levels(recipes: Iterable[Recipe]) -> frozenset[str]:
+    """Return the instruction set levels that backends of recipes name."""
+    return frozenset(str(choice.options.get("isa")) for recipe in recipes for choice in recipe.backends)
+
 
 SPECIAL = frozenset("*?[")
 

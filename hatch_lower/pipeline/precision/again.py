@@ -11,6 +11,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
+from hatch_lower.exir.graph.surgery import copy_graph, rebuild_program
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.module_checks import same_tensor
 from hatch_lower.pipeline.parameters import user_input_values
@@ -24,6 +25,7 @@ def export_module(method: CapturedMethod, module: GraphModule) -> CapturedMethod
     with torch.no_grad(), recurrent_shapes():
         program = torch.export.export(module, method.args, dict(method.kwargs), dynamic_shapes=shapes)
     share_unchanged(program, method.program)
+    program = with_own_names(program, method)
     return replace(method, program=program, dimensions=renamed(method, program))
 
 
@@ -106,3 +108,23 @@ def share_unchanged(program: ExportedProgram, before: ExportedProgram) -> None:
             other = known.get(name)
             if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor) and same_tensor(tensor, other):
                 store[name] = other
+
+
+def with_own_names(program: ExportedProgram, method: CapturedMethod) -> ExportedProgram:
+    """Return a program whose new tensors have the method in their names, which methods of a model do not share."""
+    before: dict[str, Any] = {**method.program.state_dict, **method.program.constants}
+    new = {
+        name: f"{name}_{method.name}"
+        for name, tensor in {**program.state_dict, **program.constants}.items()
+        if before.get(name) is not tensor
+    }
+    specs = [
+        replace(spec, target=new.get(str(spec.target), spec.target)) for spec in program.graph_signature.input_specs
+    ]
+    signature = replace(program.graph_signature, input_specs=specs)
+    state, constants = (
+        {new.get(name, name): tensor for name, tensor in store.items()}
+        for store in (program.state_dict, program.constants)
+    )
+    copied = copy_graph(program.graph_module)
+    return rebuild_program(program, *copied, signature=signature, state_dict=state, constants=constants)

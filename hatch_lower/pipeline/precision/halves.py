@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 aten = torch.ops.aten
 
+FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # operators whose sums and quotients lose too much in a half
 IN_FLOAT32 = frozenset(
     {
@@ -59,8 +61,8 @@ def with_casts(program: ExportedProgram, half: torch.dtype, kept: tuple[str, ...
     """Return a program with explicit casts: of norms to float32, of tables of embeddings to the half, of outputs."""
     attributes, graph = copy_graph(program.graph_module)
     for node in list(graph.nodes):
-        operator = torch_operator(node.target)
-        name = base_name(operator) if isinstance(operator, OpOverload) else ""
+        target = torch_operator(node.target)
+        name = base_name(target) if isinstance(target, OpOverload) else ""
         if name == "_assert_tensor_metadata":  # of a dtype, which the conversion changes
             graph.erase_node(node)
         elif name in IN_FLOAT32 | ONE_DTYPE:
@@ -69,7 +71,8 @@ def with_casts(program: ExportedProgram, half: torch.dtype, kept: tuple[str, ...
         elif name == "embedding" and not is_in(node, kept):
             cast_inputs(graph, node, node.all_input_nodes[:1], half)
     output = graph.output_node()
-    cast_inputs(graph, output, [value for value in output.all_input_nodes if value.op != "placeholder"], None)
+    given = [value for value in output.all_input_nodes if value.op != "placeholder"]
+    cast_inputs(graph, output, given, None, of=FLOATING)
     return with_graph(program, attributes, graph)
 
 
@@ -93,11 +96,17 @@ def innermost_module(node: Node) -> str:
     return inner[-1] if inner else ""
 
 
-def cast_inputs(graph: Graph, node: Node, values: Iterable[Node], dtype: torch.dtype | None) -> None:
-    """Cast float32 inputs of an operation to a dtype, or to their present dtype, whatever autocast makes of them."""
+def cast_inputs(
+    graph: Graph,
+    node: Node,
+    values: Iterable[Node],
+    dtype: torch.dtype | None,
+    of: Collection[torch.dtype] = (torch.float32,),
+) -> None:
+    """Cast inputs of the dtypes `of` to a dtype, or to their present dtypes, which autocast would change."""
     for value in values:
         held = value.meta.get("val")
-        if isinstance(held, torch.Tensor) and held.dtype is torch.float32:
+        if isinstance(held, torch.Tensor) and held.dtype in of:
             with graph.inserting_before(node):
                 node.replace_input_with(value, cast_of(graph, value, dtype or held.dtype, node))
 
@@ -108,6 +117,8 @@ def with_floats(program: ExportedProgram, half: torch.dtype, kept: Iterable[str]
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if not (isinstance(value, torch.Tensor) and value.dtype is half and is_in(node, kept)) or is_cast(node):
+            continue
+        if node.target is operator.getitem:  # a part of several results, which stay halves
             continue
         for source in node.all_input_nodes:
             held = source.meta.get("val")

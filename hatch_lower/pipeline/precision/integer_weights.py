@@ -20,13 +20,20 @@ LEAST_ELEMENTS = 1024  # elements of a weight; integers and scales of a smaller 
 
 
 def quantize_weights(
-    module: GraphModule, bits: int, *, tables_alone: bool, kept: Iterable[str], state: Collection[str] = ()
+    module: GraphModule,
+    bits: int,
+    *,
+    tables_alone: bool,
+    kept: Iterable[str],
+    state: Collection[str] = (),
+    by_index: bool = False,
 ) -> None:
     """Replace float32 weights of linear layers, convolutions and embeddings by integers with a scale per row.
 
     `tables_alone` leaves all but the tables of embeddings. `kept` are paths of modules, and `state` names of tensors
     that calls change, without integers. Rows of linear layers and embeddings have 4 bits where `bits` is 4 and their
-    length is a multiple of 32; convolutions have 8 bits.
+    length is a multiple of 32; convolutions have 8 bits. `by_index`: tables of integers are read by `aten.index`, for
+    ONNX Runtime, and else by `aten.embedding`.
     """
     paths, names = tuple(kept), ConstantNames(module)
     for node in list(module.graph.nodes):
@@ -36,7 +43,7 @@ def quantize_weights(
             continue
         values: torch.Tensor = attribute_of(module, str(weight.target)).detach()
         write = packed if bits == 4 and values.dim() == 2 and values.shape[1] % GROUP == 0 else in_bytes
-        result = write(WeightMaker(module, node, str(weight.target), names), values, node if table else None)
+        result = write(WeightMaker(module, node, str(weight.target), names, by_index), values, node if table else None)
         if table:
             node.replace_all_uses_with(result)
             module.graph.erase_node(node)
@@ -82,11 +89,12 @@ class ConstantNames:
 class WeightMaker:
     """Adds constants and operations before an operation of a module."""
 
-    def __init__(self, module: GraphModule, place: Node, weight: str, names: ConstantNames) -> None:
+    def __init__(self, module: GraphModule, place: Node, weight: str, names: ConstantNames, by_index: bool) -> None:
         self._module = module
         self._place = place
         self._weight = weight
         self._names = names
+        self._by_index = by_index
 
     def constant(self, part: str, values: torch.Tensor) -> Node:
         name, exists = self._names.of(self._weight, part)
@@ -101,8 +109,11 @@ class WeightMaker:
 
     def rows(self, values: Node, table: Node | None) -> Node:
         """Return the rows of a constant that a lookup in a table takes; without a lookup, the whole constant."""
-        # an index of rows: the engines look up integers by `aten.index`, and floating point alone by `aten.embedding`
-        return values if table is None else self.call(aten.index.Tensor, values, [table.args[1]])
+        if table is None:
+            return values
+        if self._by_index:
+            return self.call(aten.index.Tensor, values, [table.args[1]])
+        return self.call(aten.embedding.default, values, *table.args[1:])
 
     def _marked(self, node: Node) -> Node:
         copied = ("stack_trace", "nn_module_stack")

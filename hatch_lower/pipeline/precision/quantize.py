@@ -11,16 +11,19 @@ from typing import cast
 import torch
 from torch.fx import GraphModule, Node
 
-from hatch_lower.exir.graph.surgery import copy_graph
+from hatch_lower.exir.graph.operators import torch_operator
+from hatch_lower.exir.graph.surgery import attribute_of, copy_graph
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.eager import unchanged_parameters
+from hatch_lower.pipeline.module_checks import same_tensor
 from hatch_lower.pipeline.precision.again import export_module
-from hatch_lower.pipeline.precision.halves import is_in
+from hatch_lower.pipeline.precision.halves import is_in, unused_name
 from hatch_lower.pipeline.precision.integer_weights import quantize_weights
 from hatch_lower.pipeline.precision.state import InitialState
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.runtime.module_copy import copy_module
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 
 class Scheme(Frozen):
@@ -43,7 +46,7 @@ def quantized(method: CapturedMethod, scheme: Scheme, cases: Sequence[InputCase]
         module = own_module(method)
         if scheme.activations:
             module = with_activations(method, module, scheme, cases, is_folded=True)
-        write_weights(module, scheme, scheme.kept)
+        write_integers(module, scheme, scheme.kept)
         return export_module(method, module)
 
 
@@ -53,8 +56,11 @@ def own_module(method: CapturedMethod) -> GraphModule:
     return cast(GraphModule, copy_module(module, unchanged_parameters(module, [method.program])))
 
 
-def write_weights(module: GraphModule, scheme: Scheme, kept: Iterable[str]) -> None:
-    quantize_weights(module, scheme.bits, tables_alone=scheme.activations, kept=kept, state=scheme.state)
+def write_integers(module: GraphModule, scheme: Scheme, kept: Iterable[str]) -> None:
+    by_index = scheme.engine == "onnxruntime"
+    quantize_weights(
+        module, scheme.bits, tables_alone=scheme.activations, kept=kept, state=scheme.state, by_index=by_index
+    )
 
 
 def trial_of(
@@ -73,7 +79,7 @@ def trial_of(
                 for source in node.all_input_nodes:
                     if (exact := unquantized(source)) is not None:
                         node.replace_input_with(source, exact)
-        write_weights(module, scheme, kept)
+        write_integers(module, scheme, kept)
         return module
 
     return trial
@@ -96,6 +102,7 @@ def with_activations(
     """Return a module with integers; `is_folded`: the weights are stored as integers."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+    separate_layers(module)
     if scheme.engine == "executorch":
         quantizer = xnnpack_quantizer(not cases, scheme.kept)
     else:
@@ -109,7 +116,54 @@ def with_activations(
             state.restore()
     converted: GraphModule = convert_pt2e(prepared, fold_quantize=is_folded)
     state.restore()  # the search for constants to fold runs operations that write
+    join_integers(converted)
     return converted
+
+
+def join_integers(module: GraphModule) -> None:
+    """Give layers with equal integer weights one constant: calls of a layer have been quantized apart."""
+    known: dict[str, list[str]] = {}
+    for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
+        if not (name := str(node.target)).startswith("_frozen_param"):  # of PT2E, each read once
+            continue
+        tensor = getattr(module, name)
+        alike = known.setdefault(str(tensor.shape), [])
+        first = next((each for each in alike if same_tensor(getattr(module, each), tensor)), None)
+        if first is None:
+            alike.append(name)
+        else:
+            node.target = first
+            delattr(module, name)
+    module.recompile()
+
+
+def separate_layers(module: GraphModule) -> None:
+    """Make each of several operations with a common weight a layer of its own.
+
+    PT2E takes the calls of a layer for one operation, and writes into the weights that it fuses a batch norm with:
+    convolutions before a batch norm get copies.
+    """
+    seen: set[str] = set()
+    for node in list(module.graph.nodes):
+        operator = torch_operator(node.target)
+        kind = base_name(operator) if isinstance(operator, OpOverload) else ""
+        if not kind.startswith(("conv", "linear")):
+            continue
+        for read in [source for source in node.all_input_nodes if source.op == "get_attr"]:
+            name = str(read.target)
+            if name not in seen:
+                seen.add(name)
+                continue
+            if any("batch_norm" in str(user.target) for user in node.users):
+                values = attribute_of(module, name).detach().clone()
+                name = unused_name(f"{name.replace('.', '_')}_copy", dir(module))
+                module.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
+            with module.graph.inserting_before(node):
+                own = module.graph.get_attr(name)
+            own.meta = {**read.meta}
+            node.replace_input_with(read, own)
+            node.meta["source_fn_stack"] = [(node.name, getattr(torch.nn.functional, kind, operator))]
+    module.recompile()
 
 
 def x86_quantizer(is_dynamic: bool, kept: Iterable[str], *, sums: bool) -> object:

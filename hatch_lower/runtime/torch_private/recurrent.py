@@ -6,6 +6,7 @@ hundred steps and fixes the number of steps.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +25,7 @@ RECURRENT: Sequence[OpOverload[..., Any]] = (
     torch.ops.aten.rnn_tanh.input,
 )
 
+PATCHING = threading.RLock()  # torch's tables are those of the process
 # dispatch keys with kernels in Python that call the operations of each step
 KEYS = ("Autograd", "CompositeImplicitAutograd")
 
@@ -35,6 +37,11 @@ def recurrent_shapes() -> Iterator[None]:
     if (int(major), int(minor)) < (2, 13):  # an LSTM's states have a dimension more there, also in torch's own trace
         yield
         return
+    with PATCHING:
+        yield from patched()
+
+
+def patched() -> Iterator[None]:
     table: dict[Any, Callable[..., Any]] = decomposition_table
     decompositions = {op: table[op] for op in RECURRENT if op in table}
     kernels = [(op, key, op.py_kernels[key]) for op in RECURRENT for key in op.py_kernels if key.name in KEYS]

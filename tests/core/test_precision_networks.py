@@ -1,0 +1,223 @@
+"""Conversion of networks with shared layers, several methods, and results of several parts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hatch_lower.config.settings import ModelSettings, Recipe
+from hatch_lower.config.tables import BackendChoice
+from hatch_lower.errors import CaptureError
+from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.eager import eager_modules
+from hatch_lower.pipeline.precision.convert import Conversion
+from hatch_lower.pipeline.random_inputs import example_case
+from hatch_lower.runtime.torch_private.recurrent import RECURRENT, decomposition_table, recurrent_shapes
+
+pytestmark = pytest.mark.torch
+
+ALL = ("bfloat16", "float16", "int8", "int8-weights", "int4-weights")
+
+
+class Quiet:
+    def report(self, event: object) -> None:
+        pass
+
+
+def captured(module: nn.Module, methods: Mapping[str, tuple[Tensor, ...]]) -> CapturedModel:
+    torch.manual_seed(0)
+    entry = Model(module.eval(), {name: Method(inputs) for name, inputs in methods.items()})
+    return capture_model("net", entry, Quiet())
+
+
+def converted(
+    model: CapturedModel, precision: str, kept: tuple[str, ...] = (), backend: str = "onnxruntime"
+) -> CapturedModel:
+    settings = ModelSettings("net", "net:export", "net", ("small",))
+    cases = {method.name: [example_case(method)] for method in model.methods}
+    recipe = Recipe("small", (BackendChoice(backend),), precision=precision)
+    return Conversion(model, settings, cases).converted(recipe, kept)
+
+
+def outputs(model: CapturedModel, method: str, *inputs: Tensor) -> list[Tensor]:
+    module, name = eager_modules(model)[method]
+    with torch.no_grad():
+        found = getattr(module, name)(*inputs)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def relative_error(expected: list[Tensor], given: list[Tensor]) -> float:
+    pairs = zip(expected, given, strict=True)
+    return max(float((one - other).detach().norm() / one.norm()) for one, other in pairs)
+
+
+def errors_of(model: CapturedModel, small: CapturedModel, inputs: Mapping[str, tuple[Tensor, ...]]) -> list[float]:
+    return [
+        relative_error(outputs(model, name, *given), outputs(small, name, *given)) for name, given in inputs.items()
+    ]
+
+
+class Shared(nn.Module):
+    """A convolution that two batch norms follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(8)])
+        for norm in self.norms:
+            assert isinstance(norm, nn.BatchNorm2d)
+            assert norm.running_var is not None
+            norm.running_var.uniform_(2, 4)
+            norm.weight.data.uniform_(0.3, 3)
+            norm.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.norms[0](self.conv(x)), self.norms[1](self.conv(y))
+
+
+@pytest.mark.parametrize("backend", ["executorch", "onnxruntime", "aoti"])
+def test_a_convolution_with_two_norms_computes_both(backend: str) -> None:
+    inputs = {"forward": (torch.randn(1, 8, 9, 9), torch.randn(1, 8, 9, 9) + 1)}
+    model = captured(Shared(), inputs)
+    assert max(errors_of(model, converted(model, "int8", backend=backend), inputs)) < 0.05
+
+
+class Head(nn.Module):
+    """A layer of two inputs, as a detector's of feature maps of two sizes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(self.layer(x)), self.layer(y)
+
+
+LAYERS = {
+    "convolution": (lambda: nn.Conv2d(32, 16, 3, padding=1), torch.randn(1, 32, 9, 9), torch.randn(1, 32, 5, 5)),
+    "linear": (lambda: nn.Linear(64, 32), torch.randn(9, 64), torch.randn(5, 64)),
+}
+
+
+@pytest.mark.parametrize("backend", ["executorch", "onnxruntime", "aoti"])
+@pytest.mark.parametrize("precision", ["int8", "int8-weights"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_of_two_inputs_has_its_weights_once(backend: str, precision: str, layer: str) -> None:
+    make, *given = LAYERS[layer]
+    inputs = {"forward": tuple(given)}
+    model = captured(Head(make()), inputs)
+    small = converted(model, precision, backend=backend)
+    assert max(errors_of(model, small, inputs)) < 0.05
+    program = small.methods[0].program
+    large = [each for each in {**program.state_dict, **program.constants}.values() if each.numel() > 1000]
+    assert {each.dtype for each in large} == {torch.int8}
+    assert len({each.data_ptr() for each in large}) == 1
+
+
+class Sides(nn.Module):
+    """Two methods, each with a linear layer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.first(x)
+        return result
+
+    def embed(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(x)
+        return result
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_methods_have_constants_of_their_own(precision: str) -> None:
+    inputs = {"forward": (torch.randn(3, 64),), "embed": (torch.randn(5, 64),)}
+    model = captured(Sides(), inputs)
+    small = converted(model, precision)
+    assert max(errors_of(model, small, inputs)) < 0.2
+    stores = [{**each.program.state_dict, **each.program.constants} for each in small.methods]
+    for name in stores[0].keys() & stores[1].keys():
+        assert stores[0][name] is stores[1][name], name
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = x.chunk(2, -1)
+        result: Tensor = self.inner(one) * torch.sigmoid(other)
+        return result
+
+
+@pytest.mark.parametrize("kept", [("1",), ("0",), ("0", "1"), ("1.inner",)])
+def test_a_kept_module_takes_parts_of_halves(kept: tuple[str, ...]) -> None:
+    inputs = {"forward": (torch.randn(3, 16),)}
+    model = captured(nn.Sequential(nn.Linear(16, 32), Gate(), nn.Linear(16, 16)), inputs)
+    assert errors_of(model, converted(model, "bfloat16", kept), inputs)[0] < 0.02
+
+
+class Outputs(nn.Module):
+    """Outputs of four floating dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.layer(x)
+        return y, y.double() * 2, y.half() + 1, y.bfloat16() + 1
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_outputs_keep_their_dtypes(precision: str) -> None:
+    x = torch.randn(3, 16)
+    model = captured(Outputs(), {"forward": (x,)})
+    given = outputs(converted(model, precision), "forward", x)
+    assert [each.dtype for each in given] == [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("precision", ["int8-weights", "int4-weights"])
+@pytest.mark.parametrize("backend", ["executorch", "openvino"])
+def test_a_table_of_integers_refuses_a_negative_index(precision: str, backend: str) -> None:
+    ids = torch.arange(8)
+    small = converted(captured(nn.Embedding(64, 32), {"forward": (ids,)}), precision, backend=backend)
+    with pytest.raises(IndexError):
+        outputs(small, "forward", ids - 8)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8-weights"])
+def test_a_table_with_a_limit_of_norms_is_refused_or_right(precision: str) -> None:
+    ids = torch.arange(8).reshape(2, 4)
+    model = captured(nn.Embedding(64, 32, max_norm=0.5), {"forward": (ids,)})
+    try:
+        small = converted(model, precision)
+    except CaptureError:
+        return
+    other = {"forward": (ids + 20,)}
+    assert errors_of(model, small, other)[0] < 0.05
+
+
+def test_threads_leave_the_tables_of_recurrent_networks_as_found() -> None:
+    before = {op: decomposition_table.get(op) for op in RECURRENT}
+    inside, go = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with recurrent_shapes():
+            inside.set()
+            go.wait(10)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait(10)
+    threading.Timer(0.2, go.set).start()
+    with recurrent_shapes():
+        thread.join(10)
+    assert {op: decomposition_table.get(op) for op in RECURRENT} == before
