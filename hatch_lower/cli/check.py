@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.numbers import Tolerance
 
 
-def read_number(context: click.Context, parameter: click.Parameter, text: str) -> float:
+def read_number(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
     try:
         number = float(text)
     except ValueError:
@@ -41,8 +43,8 @@ NOTHING_COMPARED = 3  # exit status
 @click.argument("name", metavar="NAME|PATH")
 @click.option("--model", help="The model to check. Default: all models.")
 @click.option("--recipe", help="The recipe to check. Default: all recipes that can run here.")
-@click.option("--rtol", default="1e-4", callback=read_number, help="Relative tolerance, 1e-4 by default.")
-@click.option("--atol", default="1e-5", callback=read_number, help="Absolute tolerance, 1e-5 by default.")
+@click.option("--rtol", callback=read_number, help="Relative tolerance, 1e-4 by default.")
+@click.option("--atol", callback=read_number, help="Absolute tolerance, 1e-5 by default.")
 @click.option("--device", help="`cpu`, `cuda` or `cuda:1`. Default: each recipe on its own device.")
 @json_option
 @click.pass_context
@@ -51,8 +53,8 @@ def check(
     name: str,
     model: str | None,
     recipe: str | None,
-    rtol: float,
-    atol: float,
+    rtol: float | None,
+    atol: float | None,
     device: str | None,
     as_json: bool,
 ) -> None:
@@ -66,7 +68,10 @@ def check(
         from hatch_lower.runtime.devices import read_device
         from hatch_lower.runtime.numbers import Tolerance
 
-        rows = check_all(chosen, recipe, Tolerance(rtol, atol), name, read_device(device))
+        usual = Tolerance()
+        asked = Tolerance(usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol)
+        tolerance = None if rtol is None and atol is None else asked
+        rows = check_all(chosen, recipe, tolerance, name, read_device(device))
     show_report([check_row_json(row) for row in rows], as_json, lambda _: row_lines(rows))
     compared = any(row.status == "ok" for row in rows)
     context.exit(1 if any(row.is_wrong for row in rows) else 0 if compared else NOTHING_COMPARED)
@@ -94,7 +99,7 @@ def choose(
 def check_all(
     chosen: list[tuple[str, PackagedFolder, str]],
     recipe: str | None,
-    tolerance: Tolerance,
+    tolerance: Tolerance | None,
     name: str,
     device: str | None = None,
 ) -> list[CheckRow]:

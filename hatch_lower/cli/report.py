@@ -114,9 +114,7 @@ def methods_of(folders: Sequence[WheelModels]) -> Mapping[str, Mapping[str, obje
 
 def check_rows(target: str | Path, name: str) -> list[Facts]:
     with loadable_places(target) as places:
-        from hatch_lower.runtime.numbers import Tolerance
-
-        return [check_row_json(row) for row in check_all(choose(places, name, None, None), None, Tolerance(), name)]
+        return [check_row_json(row) for row in check_all(choose(places, name, None, None), None, None, name)]
 
 
 def changes_between(first: str | Path, second: str | Path) -> Facts:

@@ -17,8 +17,17 @@ from hatch_lower.pipeline.generated_inputs import GeneratedInputs, InputMaker
 from hatch_lower.pipeline.module_checks import path_text
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, is_integer, why_undecided
 from hatch_lower.pipeline.rounding import Marks, Rounding, rounding_of
-from hatch_lower.pipeline.same_leaves import are_equal, has_same_form, is_same_tensor
-from hatch_lower.runtime.numbers import Measured, Tolerance, number_difference, steps_apart, wrong_places
+from hatch_lower.pipeline.same_leaves import are_equal, is_same_tensor
+from hatch_lower.runtime.numbers import (
+    GROSS,
+    Measured,
+    Tolerance,
+    has_inexact_dtype,
+    number_difference,
+    root_mean_square,
+    steps_apart,
+    wrong_places,
+)
 from hatch_lower.runtime.torch_private import tensors
 
 FAST_PATH_HINT = (
@@ -62,6 +71,7 @@ class Sides:
     hint: str  # remedy for a mismatch
     gated: bool = False  # whether the metric judges the recipe, so that numbers may differ by more than the tolerance
     gaps: dict[str, str] = field(default_factory=dict)  # by place, such differences in words
+    sizes: dict[str, float] = field(default_factory=dict)  # by place, the greatest root mean square of eager's numbers
     most_steps: float = 0.0  # of 8 bits; set where only the tolerance for 8 bits allows a difference
     measured: dict[str, Measured] = field(default_factory=dict)  # of outputs, by path
     allowed: dict[str, str] = field(default_factory=dict)  # the tolerances of outputs, by path
@@ -150,14 +160,25 @@ class Sides:
         marks = self.rounding.outputs if part == "output" else self.rounding.inputs
         pairs = zip(expected_leaves, given_leaves, marks, strict=True)
         for (path, expected_leaf), (_, given_leaf), rounded in pairs:
-            if difference := self.leaf_difference(expected_leaf, given_leaf, self.tolerance.after(rounded)):
-                name = path_text(path) if part == "input" else tensors.keystr(path)
+            tolerance = self.tolerance.after(rounded)
+            name = path_text(path) if part == "input" else tensors.keystr(path)
+            wide = self.judged_tolerance(f"{part}{name}", expected_leaf, tolerance)
+            if difference := self.leaf_difference(expected_leaf, given_leaf, tolerance):
                 place = f"{case}, {f'{part} `{name}`' if name else f'its only {part}'}"
-                if self.gated and not exact and has_same_form(expected_leaf, given_leaf):
-                    self.gaps.setdefault(f"{part}{name}" if part == "output" else name, difference)
-                    continue
+                if self.gated and not exact:
+                    if not (gross := self.leaf_difference(expected_leaf, given_leaf, wide)):
+                        self.gaps.setdefault(f"{part}{name}" if part == "output" else name, difference)
+                        continue
+                    difference = gross
                 what = "the lowered method computes other numbers than the eager module"
                 raise self.mismatch(what, place, difference)
+
+    def judged_tolerance(self, place: str, expected: object, tolerance: Tolerance) -> Tolerance:
+        """Return the tolerance of a gated recipe: constant inputs have outputs near 0, the example inputs a size."""
+        if not self.gated or not isinstance(expected, torch.Tensor) or not has_inexact_dtype(expected):
+            return replace(tolerance, judged=True)
+        size = self.sizes[place] = max(root_mean_square(expected), self.sizes.get(place, 0.0))
+        return replace(tolerance, judged=True, atol=max(tolerance.atol, GROSS * size))
 
     def measure(self, expected: object, given: object) -> None:
         leaves, _ = tensors.tree_flatten_with_path(expected)

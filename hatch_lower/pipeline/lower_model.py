@@ -169,7 +169,7 @@ def start_build(
     elif model.verify_inputs:
         unused = "`verify-inputs` are not used: `verify` is false for every recipe of the model"
         reporter.report(Event("inputs", "note", model.name, detail=unused))
-    converted = convert_recipes(settings, model, recipes, source, reporter, compared=compared)
+    converted = convert_recipes(settings, model, recipes, source, reporter, examples=examples)
     inputs = BuildInputs(settings, model, source, partitioners, examples, tuple(sources), real, converted)
     return inputs, Services(store, folder, Packager(folder, model.name, store), digests, reporter, fresh)
 

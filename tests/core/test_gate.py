@@ -269,9 +269,11 @@ def test_numbers_of_a_gated_recipe_may_differ_and_the_build_says_by_how_much() -
         (lambda given: {**given, "sum": given["sum"] * float("nan")}, "12 of 12 values are wrong"),
         (lambda given: {**given, "sum": given["sum"] + float("inf")}, "largest absolute error inf"),
         (lambda given: list(given.values()), "have another structure than eager's"),
+        (lambda given: {**given, "sum": given["sum"] * 3}, "a root mean square of the errors of 0.5"),
+        (lambda given: {**given, "sum": given["sum"].flip(0)}, "a root mean square of the errors of 0.5"),
     ],
 )
-def test_a_gated_recipe_has_the_form_of_eagers_outputs(
+def test_a_gated_recipe_has_the_form_and_size_of_eagers_outputs(
     change: Callable[[dict[str, torch.Tensor]], object], found: str
 ) -> None:
     with pytest.raises(VerificationError, match=found):

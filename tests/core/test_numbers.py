@@ -33,7 +33,9 @@ PAIRS = {
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64)
 
 
-@pytest.mark.parametrize("tolerance", [Tolerance(), Tolerance(quantized=True)], ids=["plain", "quantized"])
+@pytest.mark.parametrize(
+    "tolerance", [Tolerance(), Tolerance(quantized=True), Tolerance(judged=True)], ids=["plain", "quantized", "judged"]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_numpys_arrays_are_as_far_apart_as_tensors(pair: str, dtype: torch.dtype, tolerance: Tolerance) -> None:
@@ -47,6 +49,35 @@ def test_integers_of_numpy_are_equal_or_not(dtype: torch.dtype) -> None:
     same_on_numpy(expected, given, Tolerance(atol=9))
     same_on_numpy(expected, expected.clone(), Tolerance())
     same_on_numpy(expected[0, 0], given[0, 0], Tolerance())
+    same_on_numpy(expected, given, Tolerance(judged=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "agrees"),
+    [
+        ([1.4, -1.4, 1.0], True),
+        ([1.0, -1.0, 0.0], False),  # 0.58 of the root mean square
+        ([0.0, 0.0, 0.0], False),
+        ([1.0, -1.0, math.nan], False),
+        ([1.0, -1.0, math.inf], False),
+    ],
+)
+def test_errors_of_a_judged_method_are_at_most_half_of_its_numbers(given: list[float], agrees: bool) -> None:
+    expected = torch.tensor([1.0, -1.0, 1.0])
+    difference, _ = number_difference(expected, torch.tensor(given), Tolerance(judged=True))
+    assert (not difference) == agrees
+    if difference:
+        assert "or a root mean square of the errors of 0.5 of that of eager's numbers" in difference
+
+
+def test_great_numbers_of_a_judged_method_agree_by_share() -> None:
+    expected = torch.tensor([1e300, -1e300], dtype=torch.float64)
+    assert not number_difference(expected, expected * 1.1, Tolerance(judged=True))[0]
+    assert number_difference(expected, expected * 1.9, Tolerance(judged=True))[0]
+
+
+def test_integers_of_a_judged_method_are_the_metrics_to_judge() -> None:
+    assert not number_difference(torch.tensor([1, 2]), torch.tensor([2, 2]), Tolerance(judged=True))[0]
 
 
 def same_on_numpy(expected: torch.Tensor, given: torch.Tensor, tolerance: Tolerance) -> None:

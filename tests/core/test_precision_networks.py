@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hatch_lower.config.settings import ModelSettings, Recipe
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import CaptureError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.check_data import example_tensors
 from hatch_lower.pipeline.eager import eager_modules
-from hatch_lower.pipeline.precision.convert import Conversion
+from hatch_lower.pipeline.precision.convert import Conversion, convert_recipes
 from hatch_lower.pipeline.random_inputs import example_case
 from hatch_lower.runtime.torch_private.recurrent import RECURRENT, decomposition_table, recurrent_shapes
 
@@ -221,3 +224,30 @@ def test_threads_leave_the_tables_of_recurrent_networks_as_found() -> None:
     with recurrent_shapes():
         thread.join(10)
     assert {op: decomposition_table.get(op) for op in RECURRENT} == before
+
+
+class Cancelling(nn.Module):
+    """Numbers that a half loses beside greater numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layer(x) + 1000) - 1000
+
+
+def test_a_precision_that_loses_the_numbers_needs_a_metric() -> None:
+    model = captured(Cancelling(), {"forward": (torch.randn(3, 64),)})
+    settings = Settings(Path(), "net", "1.0", (), ())
+    entry = ModelSettings("net", "net:export", "net", ("small",))
+    recipes = (Recipe("small", precision="bfloat16"),)
+    examples = example_tensors(model)
+    with pytest.raises(CaptureError) as caught:
+        convert_recipes(settings, entry, recipes, model, Quiet(), examples=examples)
+    assert caught.value.what == (
+        "the precision `bfloat16` changes the numbers of `forward` by more than half of their size"
+    )
+    assert caught.value.hint == "name a `metric`, which then judges the recipe, or another precision"
+    judged = replace(entry, metric="net:accuracy")
+    assert convert_recipes(settings, judged, recipes, model, Quiet(), examples=examples)

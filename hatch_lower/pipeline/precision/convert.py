@@ -22,13 +22,14 @@ from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.check_data import example_tensors
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim_lines
-from hatch_lower.pipeline.model_build import ConvertedModel
+from hatch_lower.pipeline.model_build import ConvertedModel, Examples
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.precision.halves import in_half, innermost_module
 from hatch_lower.pipeline.precision.quantize import Scheme, quantized, trial_of
 from hatch_lower.pipeline.precision.state import changed_storages, state_names
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import read_real_inputs
+from hatch_lower.runtime.numbers import Tolerance, is_gross, number_difference
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {"int8": 8, "int8-weights": 8, "int4-weights": 4}
@@ -45,11 +46,13 @@ def convert_recipes(
     source: CapturedModel,
     reporter: Reporter,
     *,
-    compared: bool,
+    examples: Examples | None,
 ) -> dict[str, ConvertedModel]:
     """Return the model in the precisions of recipes, by the names of recipes with another precision than float32.
 
-    `compared`: whether a setting needs the outputs of the converted models.
+    `examples`: the model's own inputs and outputs, or `None` if no setting needs outputs.
+
+    Raises `CaptureError` where the errors of a converted model are as large as the numbers, and no metric judges.
     """
     wanted = [recipe for recipe in recipes if recipe.precision != "float32"]
     cases = calibration_cases(model, wanted, source, settings.root, reporter)
@@ -61,7 +64,9 @@ def convert_recipes(
     for recipe in wanted:
         with stage(reporter, "convert", model.name, recipe.name) as describe:
             kept = model.kept.get(recipe.name, ())
-            found[recipe.name] = with_examples(conversion.converted(recipe, kept), compared)
+            found[recipe.name] = with_examples(conversion.converted(recipe, kept), compared=examples is not None)
+            if examples is not None and not model.metric:
+                refuse_gross_errors(examples, found[recipe.name].examples, recipe, f"model `{model.name}`")
             describe(f"{recipe.precision}, {kept_text(kept)}" if kept else recipe.precision)
         for line in conversion.notes(recipe):
             reporter.report(Event("convert", "note", model.name, recipe.name, detail=line))
@@ -72,7 +77,23 @@ def kept_text(kept: Sequence[str]) -> str:
     return f"float32 in {', '.join(f'`{path}`' for path in kept)}"
 
 
-def with_examples(model: CapturedModel, compared: bool) -> ConvertedModel:
+def refuse_gross_errors(examples: Examples, converted: Examples | None, recipe: Recipe, where: str) -> None:
+    """Refuse a conversion that went wrong: a precision moves numbers by a small share."""
+    (expected, _), (given, _) = examples, converted or ({}, "")
+    for name, tensor in expected.items():
+        method, part, _ = name.split("/")
+        if part != "output" or name not in given or not tensor.dtype.is_floating_point:
+            continue
+        if is_gross(tensor, given[name], Tolerance().atol):
+            raise CaptureError(
+                f"the precision `{recipe.precision}` changes the numbers of `{method}` by more than half of their size",
+                where=f"{where}, recipe `{recipe.name}`",
+                found=number_difference(tensor, given[name], Tolerance())[0],
+                hint="name a `metric`, which then judges the recipe, or another precision",
+            )
+
+
+def with_examples(model: CapturedModel, *, compared: bool) -> ConvertedModel:
     """Return a converted model with its outputs for the example inputs, and with outputs laid out as they are."""
     if not compared:
         return ConvertedModel(model)
