@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
-from hatch_lower.driver.environment import child_environment, named_levels
+from hatch_lower.driver.environment import child_environment, level_variables
 from hatch_lower.driver.inputs.machine import cpu_capability
 from hatch_lower.driver.inputs.record import hidden_variables
 from hatch_lower.events import Event, Reporter
@@ -164,8 +164,8 @@ class BuildContext(Frozen):
 
 def build_context(settings: Settings, view: ProjectView, work: Path, store: Store, reporter: Reporter) -> BuildContext:
     temporary = work / "temporary"
-    levels = named_levels(settings.recipes)
-    environment = child_environment(os.environ, settings.pass_env, sys.path, temporary, cpu_capability(), levels)
+    own = level_variables(settings.recipes)
+    environment = child_environment(os.environ, settings.pass_env, sys.path, temporary, cpu_capability(), own)
     hidden = hidden_variables(os.environ, environment)
     return BuildContext(settings, view, work, store, reporter, environment, hidden=hidden)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,15 +68,14 @@ def child_environment(
     search_path: Sequence[str],
     temporary: Path,
     instruction_sets: str = "",
-    levels: Collection[str] = (),
+    own: Mapping[str, str] = {},
 ) -> dict[str, str]:
-    # `levels`: the instruction set levels that backends of the project's recipes name
+    # `own`: the variables that the project's recipes need, in place of fixed values
     passed = {name: value for name, value in environment.items() if matches(name, PASSED) and name not in FRONTENDS}
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
     passed |= account_variables(passed)
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
-    own = {name: value for level in levels for name, value in OF_LEVELS.get(level, {}).items()}
     return {**passed, **fixed_variables(instruction_sets), **own, **folders, **asked, **path}
 
 
@@ -101,9 +100,10 @@ def fixed_variables(instruction_sets: str) -> Mapping[str, str]:
 OF_LEVELS: Mapping[str, Mapping[str, str]] = {"x86-64-v4-vnni": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}}
 
 
-def named_levels(recipes: Iterable[Recipe]) -> frozenset[str]:
-    """Return the instruction set levels that backends of recipes name."""
-    return frozenset(str(choice.options.get("isa")) for recipe in recipes for choice in recipe.backends)
+def level_variables(recipes: Iterable[Recipe]) -> dict[str, str]:
+    """Return the variables of the instruction set levels that backends of a project's recipes name."""
+    levels = sorted({str(choice.options.get("isa")) for recipe in recipes for choice in recipe.backends})
+    return {name: value for level in levels for name, value in OF_LEVELS.get(level, {}).items()}
 
 
 SPECIAL = frozenset("*?[")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.config.settings import ModelSettings, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.timed import recipe_digest
 from hatch_lower.errors import ConfigError
 from hatch_lower.format.codec import encode
@@ -40,8 +40,7 @@ def find_measured(settings: Settings) -> dict[str, Measured]:
             hint=HINT,
         )
     problems: list[str] = []
-    digests = {recipe.name: recipe_digest(recipe) for recipe in settings.recipes}
-    measured = {model.name: measured_calls(model, evidence, digests, problems) for model in settings.models}
+    measured = {model.name: measured_calls(model, settings.recipes, evidence, problems) for model in settings.models}
     if problems:
         raise ConfigError(
             'the setting `order = "measured"` lacks measurements of recipes',
@@ -66,9 +65,10 @@ def read_evidence_file(path: Path) -> Evidence:
 
 
 def measured_calls(
-    model: ModelSettings, evidence: Evidence, digests: Mapping[str, str], problems: list[str]
+    model: ModelSettings, recipes: Iterable[Recipe], evidence: Evidence, problems: list[str]
 ) -> Measured:
     """Return the measured calls of a model's recipes, and append a sentence for each recipe without measurements."""
+    digests = {recipe.name: recipe_digest(recipe, model) for recipe in recipes}
     own = [each for each in evidence.measurements if each.model == model.name and each.recipe in model.recipes]
     present = [each for each in own if each.digest == digests[each.recipe]]
     for recipe in model.recipes:

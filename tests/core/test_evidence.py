@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.config.settings import Recipe
+from hatch_lower.config.settings import ModelSettings, Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.config.timed import recipe_digest, timed_settings
 from hatch_lower.errors import ConfigError
@@ -116,7 +116,13 @@ def test_the_digest_of_a_recipe_follows_its_options_and_not_its_name() -> None:
     assert recipe_digest(replace(RECIPE, name="fast")) == recipe_digest(RECIPE)
     threads = replace(RECIPE, backends=(BackendChoice("openvino", {"threads": 1}),))
     assert recipe_digest(threads) != recipe_digest(RECIPE)
-    assert recipe_digest(replace(RECIPE, precision="int8")) != recipe_digest(RECIPE)
+    int8 = replace(RECIPE, precision="int8")
+    model = ModelSettings("net", "net:export", "net", (int8.name,))
+    kept = replace(model, kept={int8.name: ("head",)})
+    digests = [recipe_digest(*each) for each in ((RECIPE, kept), (int8, model), (int8, kept))]
+    digests.append(recipe_digest(int8, replace(model, calibrate="net:calls")))
+    assert len(set(digests)) == 4
+    assert recipe_digest(RECIPE, replace(model, calibrate="net:calls")) == recipe_digest(RECIPE)
 
 
 @pytest.mark.parametrize(

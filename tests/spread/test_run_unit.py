@@ -24,6 +24,8 @@ from hatch_lower.cache.locks import held_folder
 from hatch_lower.cache.remote.signing import new_key_pair
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
+from hatch_lower.config.settings import Recipe
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.driver.context import BuildContext, build_context
 from hatch_lower.driver.protocol import Answer
 from hatch_lower.driver.spread import spread
@@ -472,6 +474,15 @@ def test_variables_of_each_machine_itself_are_not_sent(
     assert place.environment["PATH"] == "of the worker"
     assert place.environment["HATCH_LOWER_CACHE"] == "on"
     assert place.environment["LD_PRELOAD_X"] == "1"
+
+
+def test_variables_of_an_instruction_set_level_are_sent(shop: BuildContext, tmp_path: Path) -> None:
+    for_vnni = Recipe("vnni", (BackendChoice("aoti", {"isa": "x86-64-v4-vnni"}),))
+    settings = replace(shop.settings, recipes=(*shop.settings.recipes, for_vnni))
+    request = asked_of(build_again(replace(shop, settings=settings)), "broken").request
+    (tmp_path / "unit").mkdir()
+    place = open_workplace(tmp_path / "unit", request, NullReporter(), lambda: None)
+    assert place.environment["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_VNNI"
 
 
 class Server:

@@ -100,7 +100,7 @@ class UnitRequest(Frozen):
     key: Digest
     secret: Digest  # random; an answer proves with it that its writer has read this request
     facts: Facts  # required of the worker
-    environment: Mapping[str, str]  # exactly the variables that `pass-env` names
+    environment: Mapping[str, str]  # exactly the variables that `pass-env` names, or recipes need
     body: Mapping[str, object]  # a `UnitBody`
     snapshot: Digest  # sha256 of the archive beside the request
     # ids of keys, one of which must have signed each returned entry; empty: no signature needed

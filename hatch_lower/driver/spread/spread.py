@@ -15,6 +15,7 @@ from hatch_lower.cache.remote.signing import VerifyingKeys
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.driver.context import BuildContext
+from hatch_lower.driver.environment import level_variables
 from hatch_lower.driver.inputs.record import received, secret
 from hatch_lower.driver.lookup import add_entry, open_stats, own_components, readable_entries, shared_key
 from hatch_lower.driver.signals import ending_on_signals
@@ -49,7 +50,9 @@ def requests_of(context: BuildContext, units: Collection[Unit], snapshot: Snapsh
     digest = sha256_bytes(snapshot.data)
     facts = required_facts(context, {unit.recipe for unit in units})
     models = {model.name: model for model in settings.models}
-    environment, signers = sent_variables(context.environment, settings.pass_env), signers_of(context).ids()
+    own = {name: context.environment[name] for name in level_variables(settings.recipes)}
+    environment = {**own, **sent_variables(context.environment, settings.pass_env)}
+    signers = signers_of(context).ids()
     for unit in units:
         # without the other models: otherwise the requests grow with the square of their number
         model = replace(models[unit.model], recipes=(unit.recipe,))

@@ -216,11 +216,13 @@ def preference(wanted: Wanted, state: Progress, name: str) -> Preference:
 
 def measurement(wanted: Wanted, calls: Calls, state: Progress, race: Race, name: str) -> Measurement:
     lowered, loads = state.lowered[name], state.loads[name]
+    recipe = lowered.candidate.recipe
+    (model,) = (each for each in wanted.settings.models if each.name == wanted.model)
     return Measurement(
         model=wanted.model,
         recipe=name,
-        digest=recipe_digest(lowered.candidate.recipe),
-        settings=timed_settings(lowered.candidate.recipe),
+        digest=recipe_digest(recipe, model),
+        settings=timed_settings(recipe, model),
         level=wanted.level,
         threads=wanted.threads,
         calls=times_of_calls(calls, race.heats, state.samples[name], name),
