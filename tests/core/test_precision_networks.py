@@ -226,6 +226,30 @@ def test_threads_leave_the_tables_of_recurrent_networks_as_found() -> None:
     assert {op: decomposition_table.get(op) for op in RECURRENT} == before
 
 
+class Branches(nn.Module):
+    """A branch with a linear layer and a softmax, beside a branch without layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def layers(y: Tensor) -> Tensor:
+            return torch.softmax(self.inner(y), -1) * 30
+
+        result: Tensor = self.outer(torch.cond(x.sum() > 0, layers, lambda y: y - 1, (x,)))
+        return result
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_branches_compute(precision: str) -> None:
+    x = torch.rand(3, 64)
+    model = captured(Branches(), {"forward": (x,)})
+    small = converted(model, precision)
+    for given in (x,) if precision == "int8" else (x, -x):  # the calibration has one call
+        assert errors_of(model, small, {"forward": (given,)})[0] < 0.1
+
+
 class Cancelling(nn.Module):
     """Numbers that a half loses beside greater numbers."""
 

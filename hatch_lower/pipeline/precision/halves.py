@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of, constant_placeholders, named_after
-from hatch_lower.exir.graph.surgery import copy_graph, functionalized, rebuild_program
+from hatch_lower.exir.graph.surgery import copy_graph, functionalized, graph_modules, rebuild_program
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
@@ -60,6 +60,16 @@ def in_half(
 def with_casts(program: ExportedProgram, half: torch.dtype, kept: tuple[str, ...]) -> ExportedProgram:
     """Return a program with explicit casts: of norms to float32, of tables of embeddings to the half, of outputs."""
     attributes, graph = copy_graph(program.graph_module)
+    for module in attributes.values():
+        if isinstance(module, GraphModule):  # a branch or body of control flow
+            for inner in graph_modules(module):
+                add_casts(inner.graph, half, kept)
+                inner.recompile()
+    add_casts(graph, half, kept)
+    return with_graph(program, attributes, graph)
+
+
+def add_casts(graph: Graph, half: torch.dtype, kept: tuple[str, ...]) -> None:
     for node in list(graph.nodes):
         target = torch_operator(node.target)
         name = base_name(target) if isinstance(target, OpOverload) else ""
@@ -73,7 +83,6 @@ def with_casts(program: ExportedProgram, half: torch.dtype, kept: tuple[str, ...
     output = graph.output_node()
     given = [value for value in output.all_input_nodes if value.op != "placeholder"]
     cast_inputs(graph, output, given, None, of=FLOATING)
-    return with_graph(program, attributes, graph)
 
 
 def with_graph(program: ExportedProgram, attributes: dict[str, object], graph: Graph) -> ExportedProgram:
