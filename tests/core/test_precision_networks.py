@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +167,17 @@ def test_a_kept_module_takes_parts_of_halves(kept: tuple[str, ...]) -> None:
     assert errors_of(model, converted(model, "bfloat16", kept), inputs)[0] < 0.02
 
 
+def test_kept_layers_compute_exactly_up_to_the_output() -> None:
+    inputs = {"forward": (torch.randn(3, 64),)}
+    model = captured(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), inputs)
+    assert errors_of(model, converted(model, "bfloat16", ("2",)), inputs)[0] > 1e-4
+    with pytest.raises(CaptureError, match="changes no operation"):
+        converted(model, "bfloat16", ("0", "1", "2"))
+    last = next(iter(reversed(converted(model, "bfloat16", ("2",)).methods[0].program.graph.nodes)))
+    (result,) = last.args[0]
+    assert str(result.target) == "aten.linear.default", result
+
+
 class Outputs(nn.Module):
     """Outputs of four floating dtypes."""
 
@@ -224,6 +235,56 @@ def test_threads_leave_the_tables_of_recurrent_networks_as_found() -> None:
     with recurrent_shapes():
         thread.join(10)
     assert {op: decomposition_table.get(op) for op in RECURRENT} == before
+
+
+SUMS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "with a number": lambda layer, x: torch.relu(layer(x) + 1),
+    "of a number": lambda layer, x: 1 - layer(x),
+    "of a later value": lambda layer, x: layer(layer(x)) * 2 + x,
+    "with itself": lambda layer, x: (y := layer(x)) + y,
+    "in place": lambda layer, x: layer(x).add_(x).relu_(),
+    "with a share": lambda layer, x: torch.add(layer(x), x, alpha=0.5),
+}
+
+
+class Sum(nn.Module):
+    def __init__(self, kind: str, layer: nn.Module) -> None:
+        super().__init__()
+        self.kind, self.layer = kind, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return SUMS[self.kind](self.layer, x)
+
+
+@pytest.mark.parametrize("kind", SUMS)
+@pytest.mark.parametrize("backend", ["executorch", "onnxruntime", "openvino"])
+def test_sums_of_layers_compute(kind: str, backend: str) -> None:
+    for layer, x in ((nn.Linear(64, 64), torch.randn(3, 64)), (nn.Conv2d(16, 16, 3, 1, 1), torch.randn(1, 16, 8, 8))):
+        inputs = {"forward": (x,)}
+        model = captured(Sum(kind, layer), inputs)
+        assert errors_of(model, converted(model, "int8", backend=backend), inputs)[0] < 0.05
+
+
+class Unused(nn.Module):
+    """A head whose result no output has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        torch.tanh(self.head(y))
+        result: Tensor = y + 1
+        return result
+
+
+@pytest.mark.parametrize("precision", ALL)
+@pytest.mark.parametrize("backend", ["executorch", "onnxruntime"])
+def test_an_unused_layer_is_left_out(precision: str, backend: str) -> None:
+    inputs = {"forward": (torch.randn(3, 64),)}
+    model = captured(Unused(), inputs)
+    assert errors_of(model, converted(model, precision, backend=backend), inputs)[0] < 0.2
 
 
 class Branches(nn.Module):

@@ -123,6 +123,7 @@ def cast_inputs(
 def with_floats(program: ExportedProgram, half: torch.dtype, kept: Iterable[str]) -> ExportedProgram:
     """Return a program in which the operations of the kept modules compute in float32."""
     attributes, graph = copy_graph(program.graph_module)
+    exact: dict[Node, Node] = {}  # of results in the half, the results in float32
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if not (isinstance(value, torch.Tensor) and value.dtype is half and is_in(node, kept)) or is_cast(node):
@@ -141,6 +142,11 @@ def with_floats(program: ExportedProgram, half: torch.dtype, kept: Iterable[str]
         with graph.inserting_after(node):
             rounded = cast_of(graph, node, half, node)
         node.replace_all_uses_with(rounded, lambda user, rounded=rounded: user is not rounded)
+        exact[rounded] = node
+    for rounded, node in exact.items():
+        for user in list(rounded.users):
+            if is_cast(user) and user.meta["val"].dtype is torch.float32:
+                user.replace_all_uses_with(node)
     graph.eliminate_dead_code()
     return with_graph(program, attributes, graph)
 

@@ -102,6 +102,9 @@ def with_activations(
     """Return a module with integers; `is_folded`: the weights are stored as integers."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+    module.graph.eliminate_dead_code(
+        lambda node: node.op == "call_module" or node.is_impure()
+    )  # which quantizers refuse
     separate_layers(module)
     if scheme.engine == "executorch":
         quantizer = xnnpack_quantizer(not cases, scheme.kept)
@@ -177,6 +180,14 @@ def x86_quantizer(is_dynamic: bool, kept: Iterable[str], *, sums: bool) -> objec
     config = x86.get_default_x86_inductor_quantization_config(is_dynamic=is_dynamic)
 
     class WithSums(x86.X86InductorQuantizer):  # type: ignore[misc]
+        def _get_input_idx_for_binary_node(self, layer: Node, total: Node) -> tuple[int | None, int | None]:
+            summands = total.args[:2]
+            # torchao refuses a sum with a number, and the sum of other values than the layer's
+            if layer not in summands or not all(isinstance(each, Node) for each in summands):
+                return None, None
+            places: tuple[int | None, int | None] = super()._get_input_idx_for_binary_node(layer, total)
+            return places
+
         def annotate(self, model: GraphModule) -> GraphModule:
             annotated: GraphModule = super().annotate(model)
             for node in annotated.graph.nodes if sums else ():
