@@ -100,6 +100,15 @@ def test_weights_that_change_or_do_not_lie_in_order_stay_with_the_blas_library(k
     assert linears(edge_of(kind(), torch.randn(ROWS, WIDTH))) == 0
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, WIDTH), (ROWS, WIDTH), (ROWS, 1)], ids=str)
+@torch.no_grad()
+def test_a_bias_of_another_form_than_a_row_stays_with_the_blas_library(shape: tuple[int, ...]) -> None:
+    # eager broadcasts any bias; oneDNN reads a number for each column
+    layer = Layer()
+    layer.layer.bias = nn.Parameter(torch.randn(shape))
+    assert linears(edge_of(layer, torch.randn(ROWS, WIDTH))) == 0
+
+
 def test_other_numbers_and_other_processors_stay_with_the_blas_library() -> None:
     x = torch.randn(ROWS, WIDTH)
     assert linears(edge_of(Layer().double(), x.double())) == 0

@@ -147,7 +147,7 @@ def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
     return None
 
 
-VERSION = "22"
+VERSION = "23"
 
 
 class AotiBackend(BackendDetails):

@@ -93,11 +93,15 @@ def is_large_linear(node: Node) -> bool:
     """Return whether an operation is a linear layer of float32 that oneDNN computes faster than a BLAS product."""
     if torch_operator(node.target) is not aten.linear.default or is_compared(node):
         return False
-    values = [argument.meta["val"] for argument in node.all_input_nodes]
-    image, weight = (named_arguments(node)[name].meta["val"] for name in ("input", "weight"))
+    values, given = [argument.meta["val"] for argument in node.all_input_nodes], named_arguments(node)
+    image, weight = (given[name].meta["val"] for name in ("input", "weight"))
     if any(value.dtype is not torch.float32 for value in values) or image.dim() < 2 or weight.dim() != 2:
         return False
     if not weight.is_contiguous() or not all(isinstance(size, int) and size for size in weight.shape):
+        return False
+    bias = given.get("bias")
+    # Eager broadcasts a bias of any form; oneDNN reads a number for each column.
+    if bias is not None and tuple(bias.meta["val"].shape) != tuple(weight.shape[:1]):
         return False
     rows = math.prod(image.shape[:-1]) if all(isinstance(size, int) for size in image.shape) else ROWS
     return bool(rows * math.prod(weight.shape) >= LARGE)
