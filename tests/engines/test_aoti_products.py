@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from hatch_lower import load
 from hatch_lower.backends.aoti.compile import AotiBackend, compiling, generate_all
 from hatch_lower.backends.aoti.configuration import parse_options
 from hatch_lower.backends.aoti.layers import LARGE
@@ -19,6 +21,7 @@ from hatch_lower.backends.aoti.prepare import AotiCopy
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
 
 pytestmark = [
     pytest.mark.torch,
@@ -155,9 +158,26 @@ def test_a_layer_whose_result_is_compared_stays_with_the_blas_library() -> None:
     assert linears(edge_of(Layer(explicit_relu), torch.randn(ROWS, WIDTH))) == 0
 
 
+def compiled(module: nn.Module, folder: Path, x: Tensor, shapes: Any = None, isa: str = "x86-64-v3") -> Any:
+    program = torch.export.export(module, (x,), dynamic_shapes=shapes)
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({"isa": isa})])
+    return load(save_program(lowered.to_executorch(), folder))
+
+
 @pytest.mark.slow
 @torch.no_grad()
-def test_a_compiled_layer_gives_eagers_numbers_and_nan() -> None:
+def test_a_compiled_activation_keeps_the_sign_of_zero(tmp_path: Path) -> None:
+    class Reciprocals(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return tuple(1 / act(x) for act in (F.relu, F.relu6, lambda x: x.clamp(0, 2), lambda x: x.clamp(0)))
+
+    x = torch.randn(99, 16) * 0.0
+    torch.testing.assert_close(compiled(Reciprocals(), tmp_path / "saved", x)(x), Reciprocals()(x), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_compiled_layer_gives_eagers_numbers_and_nan(tmp_path: Path) -> None:
     acts = [*UNLIKE.values(), F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, F.hardswish, explicit_relu]
 
     class Several(nn.Module):
@@ -171,7 +191,6 @@ def test_a_compiled_layer_gives_eagers_numbers_and_nan() -> None:
 
     eager, x = Several(), torch.randn(ROWS, WIDTH)
     x[0, 0], x[1, 1], x[2] = float("nan"), float("inf"), 0.0
-    program = torch.export.export(eager, (x,), dynamic_shapes={"x": {0: Dim("rows", max=99)}})
-    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).exported_program()
+    model = compiled(eager, tmp_path / "saved", x, {"x": {0: Dim("rows", max=99)}})
     for rows in (x, x[:1], x[:5]):
-        torch.testing.assert_close(lowered.module()(rows), eager(rows), equal_nan=True)
+        torch.testing.assert_close(model(rows), eager(rows), equal_nan=True)

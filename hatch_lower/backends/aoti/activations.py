@@ -2,6 +2,7 @@
 
 oneDNN's `relu`, `hardtanh` and `hardsigmoid` give a number for NaN, where eager gives NaN: in these forms, inductor
 generates loops, and the numbers are eager's. Without AVX-512, oneDNN's `gelu` takes twice as long as inductor's loop.
+A `gelu` that a model computes from `erf` or `tanh` is infinity for infinity, and oneDNN's `gelu` is NaN.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ def write_unfused(call: Call, node: Node, values: Mapping[Node, Any], *, gelu: b
         return None
     if target in LIMITS:
         return write_limits(call, node, values)
+    if target is aten.mul.Tensor:
+        return write_half(call, node, values)
     if target not in (aten.relu.default, aten.leaky_relu.default, aten.gelu.default):
         return None
     given = values[node.all_input_nodes[0]]
     if target is aten.relu.default:
-        return call(aten.clamp_min.default, given, 0)
+        return write_lower_limit(call, given, 0)
     if target is aten.leaky_relu.default and named.get("negative_slope") == 0:
         falls = call(aten.le.Scalar, given, 0)
         return call(aten.where.self, falls, call(aten.mul.Tensor, given, 0.0), given)
@@ -61,11 +64,26 @@ def limits_of(node: Node) -> tuple[Any, Any]:
 def write_limits(call: Call, node: Node, values: Mapping[Node, Any]) -> Node | None:
     """Write limits with the upper limit first: inductor's patterns have the lower limit first."""
     (low, high), source = limits_of(node), node.all_input_nodes[0]
+    if high is None and isinstance(low, (int, float)):
+        return write_lower_limit(call, values[source], low)
     if low is None and torch_operator(source.target) in LIMITS and limits_of(source)[1] is None:
         low, source = limits_of(source)[0], source.all_input_nodes[0]
     if not all(isinstance(limit, (int, float)) for limit in (low, high)) or not low <= high:
         return None
-    return call(aten.clamp_min.default, call(aten.clamp_max.default, values[source], high), low)
+    return write_lower_limit(call, call(aten.clamp_max.default, values[source], high), low)
+
+
+def write_lower_limit(call: Call, given: Any, low: float) -> Node:
+    # of two zeros, inductor's maximum is the second, as in eager; a lower limit of inductor's would be 0 for -0
+    return call(aten.maximum.default, call(aten.full.default, [], float(low), dtype=torch.float32), given)
+
+
+def write_half(call: Call, node: Node, values: Mapping[Node, Any]) -> Node | None:
+    """Write the product of a tensor with 0.5 as a quotient, which is the same number: inductor's pattern of `gelu` has
+    the product.
+    """
+    (source, *others), factors = node.all_input_nodes, node.args
+    return None if others or 0.5 not in factors or len(source.users) == 1 else call(aten.div.Tensor, values[source], 2)
 
 
 def write_gelu(call: Call, given: Any, approximate: object) -> Node:
