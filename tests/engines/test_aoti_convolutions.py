@@ -235,3 +235,25 @@ def test_weights_of_another_dtype_are_refused(tmp_path: Path, dtype: torch.dtype
     with pytest.raises(ProgramError) as caught:
         run.pack(DelegateBlob(tmp_path / "net.so", {}), torch.zeros(1, 1, 3, 3, dtype=dtype), where)
     assert caught.value.found == f"weights of {dtype} in 4 dimensions"
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_result_that_a_convolution_reads_and_the_model_returns_has_eagers_order(tmp_path: Path) -> None:
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = nn.Conv2d(6, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            first = self.first(x)
+            return first, F.relu(self.second(first) + first)
+
+    eager, x = Features(), torch.randn(2, 6, 9, 8)
+    program = torch.export.export(eager, (x,))
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({"prepack-weights": True})])
+    model = hatch_lower.load(save_program(lowered.to_executorch(), tmp_path / "saved"))
+    for found, expected in zip(model(x), eager(x), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()

@@ -82,6 +82,8 @@ class AotiCopy(PartitionCopy):
         self.attributes: dict[str, torch.Tensor] = {}
         # stand-ins for weights that are packed at load; each maps to its constant and convolution
         self.packed: dict[str, Places] = {}
+        # convolutions whose results are copied into eager's order, with the results before
+        self._unordered: dict[Node, Node] = {}
         self.constants = len(constants)
         changed = mutated_targets(self.program)
         self._weights = {node: place for place, (node, spec) in enumerate(constants) if spec.target not in changed}
@@ -184,8 +186,12 @@ class AotiCopy(PartitionCopy):
         bias = named_arguments(node).get("bias")
         places = places_of(node, image, weight, self._weights[weight])
         packed = self._pack(places, weight.meta["val"])
-        result = write_of_floats(call, self.values[image], packed, None if bias is None else self.values[bias], places)
+        given = self._unordered.get(image, self.values[image])
+        result = write_of_floats(call, given, packed, None if bias is None else self.values[bias], places)
         if memory_order(node.meta["val"]) is None:  # oneDNN gives channels last
+            # The next convolution reads this form: otherwise inductor would return the same form where the result of
+            # a convolution is returned and read by a convolution.
+            self._unordered[node] = result
             result = call(torch.ops.aten.clone.default, result, memory_format=torch.contiguous_format)
         return result
 
