@@ -568,6 +568,45 @@ def test_causal_and_scaled_attention_of_dynamic_sizes_is_eagers(tmp_path: Path) 
     assert "Attention" in model_operators(lowered)
 
 
+class Attended(nn.Module):
+    """Attention of given heads."""
+
+    def __init__(self, scale: float | None = None) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
+
+
+@pytest.mark.parametrize("mask", [None, torch.rand(2, 4, 5, 7, generator=torch.Generator().manual_seed(0)) > 0.4])
+@pytest.mark.parametrize("dimension", [0, 1], ids=["batch", "heads"])
+@pytest.mark.parametrize("single", [(0,), (1,), (2,), (1, 2), (0, 2)], ids=str)
+def test_batches_and_heads_that_attention_repeats_are_eagers(
+    tmp_path: Path, single: tuple[int, ...], dimension: int, mask: Tensor | None
+) -> None:
+    call = [torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 6)]
+    for place in single:
+        call[place] = call[place].narrow(dimension, 0, 1).clone()
+    operators = model_operators(check(Attended(), tmp_path, (*call, *(() if mask is None else (mask,)))))
+    assert "Attention" not in operators
+
+
+def test_keys_of_one_batch_and_queries_of_a_dynamic_batch_are_eagers(tmp_path: Path) -> None:
+    key = torch.randn(1, 4, 7, 8)
+    calls = [(torch.randn(batch, 4, 5, 8), key, key + 1) for batch in (3, 1)]
+    dynamic = {"query": {0: Dim("batch", min=1, max=9)}, "key": None, "value": None}
+    assert "Attention" not in model_operators(check(Attended(), tmp_path, *calls, dynamic=dynamic))
+
+
+@pytest.mark.parametrize("mask", [None, SEEN])
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 0, 1e-9, 2])
+def test_a_scale_that_is_not_positive_is_eagers(tmp_path: Path, scale: float, mask: Tensor | None) -> None:
+    x = torch.randn(3, 2, 4, 5, 8)
+    operators = model_operators(check(Attended(scale), tmp_path, (*x, *(() if mask is None else (mask,)))))
+    assert ("Attention" in operators) == (scale > 0)
+
+
 @pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min])
 def test_a_mask_of_floats_is_decomposed(tmp_path: Path, lowest: float) -> None:
     call = torch.randn(2, 5, 32), torch.where(SEEN, 0.0, lowest)

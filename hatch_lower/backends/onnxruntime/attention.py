@@ -1,13 +1,14 @@
 """Attention as ONNX's own operator `Attention`, which ONNX Runtime computes without transposed copies of heads.
 
-The operator is newer than the other operators of a model. ONNX Runtime's kernel takes float32, needs elements, and
-repeats neither rows nor columns of a mask. A row without a visible key is 0 in eager and from ONNX Runtime 1.32 on, and
+The operator is newer than the other operators of a model. ONNX Runtime's kernel takes float32 and a positive scale, needs
+elements, and repeats neither batches, heads, nor rows and columns of a mask. A row without a visible key is 0 in eager and from ONNX Runtime 1.32 on, and
 NaN in 1.23. The kernel takes the lowest number in a mask of floats for minus infinity, where eager does not: only masks
 of Booleans are used.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -72,6 +73,11 @@ def is_attended(node: Node, ranges: Ranges) -> bool:
     if given.get("dropout_p") or given.get("enable_gqa") or any(each.ndim != 4 for each in (query, key, value)):
         return False
     if mask is not None and (mask.meta["val"].dtype != torch.bool or not 2 <= mask.meta["val"].ndim <= 4):
+        return False
+    scale = given.get("scale")
+    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        return False
+    if any(len({str(each.shape[place]) for each in (query, key, value)}) > 1 for place in (0, 1)):
         return False
     # ONNX Runtime 1.23 shows a single query all keys
     square = str(query.shape[2]) == str(key.shape[2])

@@ -227,7 +227,10 @@ def limit_attention(given: Mapping[str, object]) -> str:
     mask = getattr(mask, "meta", {}).get("val", mask)
     if (mask is not None and mask.dtype != torch.bool) or given["dropout_p"] or given["enable_gqa"]:
         return "attention with a mask of floats, dropout or grouped queries is not taken whole"
-    return ""
+    # the translation takes the root of the scale
+    scale = given["scale"]
+    positive = scale is None or (isinstance(scale, (int, float)) and 0 <= scale < math.inf)
+    return "" if positive else "attention with a negative scale is not taken whole"
 
 
 def limit_convolution(given: Mapping[str, Any]) -> str:
