@@ -804,25 +804,7 @@ def test_state_control_flow_and_sizes_of_contents_stay_outside(tmp_path: Path) -
             torch.testing.assert_close(found, expected)
 
 
-def test_bfloat16_is_computed_in_float32_and_rounded(tmp_path: Path) -> None:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(64, 64, dtype=torch.bfloat16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x).relu()
-
-    net, x = Layer(), torch.randn(3, 64).bfloat16()
-    lowered = lower(net, x)
-    assert len(delegates(lowered)) == 1
-    with torch.no_grad():
-        found, expected = load(save_program(lowered, tmp_path / "program"))(x), net(x)
-    assert found.dtype is torch.bfloat16
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.complex64], ids=str)
 def test_dtypes_that_openvino_computes_in_another_are_left(dtype: torch.dtype) -> None:
     lowered = lower(Call(lambda x: x.sin() * 2), torch.ones(3, dtype=dtype))
     assert delegates(lowered) == []

@@ -1,9 +1,9 @@
 """Attention as ONNX's own operator `Attention`, which ONNX Runtime computes without transposed copies of heads.
 
-The operator is newer than the other operators of a model. ONNX Runtime's kernel takes float32 and a positive scale, needs
-elements, and repeats neither batches, heads, nor rows and columns of a mask. A row without a visible key is 0 in eager and from ONNX Runtime 1.32 on, and
-NaN in 1.23. The kernel takes the lowest number in a mask of floats for minus infinity, where eager does not: only masks
-of Booleans are used.
+The operator is newer than the other operators of a model. ONNX Runtime's kernel takes float32 and a positive scale,
+needs elements, and repeats neither batches, heads, nor rows and columns of a mask. A row without a visible key is 0 in
+eager and from ONNX Runtime 1.32 on, and NaN in 1.23. The kernel takes the lowest number in a mask of floats for minus
+infinity, where eager does not: only masks of Booleans are used.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.runtime.torch_private.operators import OpOverload
 from hatch_lower.runtime.torch_private.recurrent import RECURRENT
 
-FLOATING = frozenset({torch.float32, torch.bfloat16})
+FLOATING = frozenset({torch.float32})
 BOOLEAN = frozenset({torch.bool})
 NUMBERS = FLOATING | {torch.int32}
 INDICES = frozenset({torch.int32, torch.int64})
