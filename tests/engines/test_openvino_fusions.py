@@ -138,6 +138,19 @@ def test_a_row_that_sees_no_key_is_0_where_heads_are_joined(shape: tuple[int, ..
         torch.testing.assert_close(load(save_program(lowered, tmp_path / "floats"))(x, floats), module(x, floats))
 
 
+def test_attention_without_a_batch_is_taken_apart(tmp_path: Path) -> None:
+    class Rows(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x + 1, x - 1)
+
+    x = torch.randn(5, 8)
+    lowered = to_edge_transform_and_lower(
+        torch.export.export(Rows(), (x,)), partitioner=[OpenvinoBackend.partitioner({})]
+    ).to_executorch()
+    assert len(get_lowered_backend_modules(lowered.programs["forward"].graph_module)) == 1
+    torch.testing.assert_close(load(save_program(lowered, tmp_path / "saved"))(x), Rows()(x))
+
+
 def test_a_norm_of_root_mean_squares_is_still_fused() -> None:
     openvino = import_openvino()
     opset = openvino.opset13

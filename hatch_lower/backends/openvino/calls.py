@@ -188,6 +188,8 @@ def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
         return why_not_convolution(given)
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
         return "attention over a symbolic number of keys goes wrong after a call with a single key"
+    if name == ATTENTION and given["query"].meta["val"].dim() < 3:
+        return "OpenVINO's attention has a batch"
     if name in POOLS:
         return why_not_pool(given, POOLS[name])
     if name in AVERAGES and any(may_be_zero(size, ranges) for size in reduced_sizes(given)):
