@@ -161,14 +161,14 @@ def read_settings(
     problems += weights_problems(given.weights, f"{path}.weights")
     for each, model in given.models.items():
         problems += weights_problems(model.weights or (), f"{path}.models.{quote_key(each)}.weights")
-    precise = {name for name, recipe in recipes.items() if recipe.precision != "float32"}
-    kept = read_kept(root, {model.name: precise & set(model.recipes) for model in models}, problems)
-    models = tuple(replace(model, kept=kept.get(model.name, {})) for model in models)
     if problems:
         count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
         what = f"{count} of the build hook `lower` {'is' if len(problems) == 1 else 'are'} wrong"
         hint = "correct pyproject.toml (or hatch.toml); `hatch-lower schema` describes every setting"
         raise ConfigError(what, found="\n".join(problems), hint=hint)
+    # the names of models and recipes in the other file are looked up in a table without problems
+    kept = read_kept(root, {each.name: {name: recipes[name].precision for name in each.recipes} for each in models})
+    models = tuple(replace(each, kept=kept.get(each.name, {})) for each in models)
     return Settings(
         root=root.absolute(),
         name=project.name,

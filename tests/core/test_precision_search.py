@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from hatch_lower.cli.precision import write_kept
-from hatch_lower.config.precision_file import PRECISION_FILE, read_kept
+from hatch_lower.config.precision_file import PRECISION_FILE, Recipes, read_kept
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import CaptureError, ProgramError, VerificationError
+from hatch_lower.errors import CaptureError, ConfigError, ProgramError, VerificationError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.model_build import BuildInputs
@@ -122,7 +122,19 @@ def test_a_module_that_the_model_lacks_is_refused_with_the_nearest_name() -> Non
     model = ModelSettings("net", "net:export", "net", ("small",))
     with pytest.raises(CaptureError, match="names a module that the model lacks") as caught:
         Conversion(captured(), model, {}).converted(Recipe("small", precision="bfloat16"), ("layers.77",))
-    assert "did you mean `layers.7`" in caught.value.found
+    assert "did you mean `layers.7`? known: `layers.0`" in caught.value.found
+
+
+@pytest.mark.torch
+def test_an_error_for_layers_that_all_stay_in_float32_names_the_list() -> None:
+    model = ModelSettings("net", "net:export", "net", ("small",))
+    kept = tuple(f"layers.{i}" for i in range(12))
+    pytest.importorskip("torchao")
+    with pytest.raises(CaptureError, match="changes no operation") as caught:
+        Conversion(captured(), model, {}).converted(Recipe("small", precision="int8-weights"), kept)
+    assert caught.value.hint == (
+        "`precision.toml` keeps all layers in float32: remove modules from the list of this recipe"
+    )
 
 
 @pytest.mark.parametrize(("needed", "most"), [(1, 1), (1, 20), (7, 20), (20, 20)])
@@ -133,6 +145,9 @@ def test_bisection_finds_the_least_number(needed: int, most: int) -> None:
 def test_bisection_without_a_number_that_holds_finds_none() -> None:
     assert least_count(20, lambda count: False) == 0
     assert least_count(0, lambda count: True) == 0
+
+
+KNOWN: dict[str, Recipes] = {"net": {"default": "float32", "half": "bfloat16", "int8": "int8"}}
 
 
 def finding(*kept: str) -> PrecisionFinding:
@@ -146,30 +161,49 @@ def test_the_written_list_is_read_and_other_entries_and_comments_stay(tmp_path: 
     write_kept(path, finding("layers.1", "layers.0"))
     assert "# ours" in path.read_text()
     assert "# why" in path.read_text()
-    problems: list[str] = []
-    known = {"net": {"half", "int8"}}
-    assert read_kept(tmp_path, known, problems) == {"net": {"half": ("head",), "int8": ("layers.0", "layers.1")}}
-    assert not problems
+    assert read_kept(tmp_path, KNOWN) == {"net": {"half": ("head",), "int8": ("layers.0", "layers.1")}}
     write_kept(path, finding())
-    assert read_kept(tmp_path, known, problems) == {"net": {"half": ("head",)}}
+    assert read_kept(tmp_path, KNOWN) == {"net": {"half": ("head",)}}
     assert [each.name for each in tmp_path.iterdir()] == [PRECISION_FILE]
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[net", "is no TOML"),
-        ("[net]\nint8 = 1\n", "must have a list of module paths"),
-        ('[net.int8]\nfloat32 = "head"\n', "must have a list of module paths"),
-        ('[net.int8]\nfloat32 = ["a"]\nother = 1\n', "must have a list of module paths"),
-        ('[net.fp]\nfloat32 = ["a"]\n', "names no model with such a recipe"),
-        ('[other.int8]\nfloat32 = ["a"]\n', "names no model with such a recipe"),
+        ("[net", "the file is no TOML: Expected"),
+        ('float32 = ["head"]\n', "`float32` must be in a table of a model and a recipe, as `[digits.int8]`"),
+        ('[nett.int8]\nfloat32 = ["a"]\n', "`[nett]` names no model; did you mean `net`? known: `net`"),
+        ('[net]\nfloat32 = ["a"]\n', "`[net]` must name a recipe, too, as `[net.int8]`"),
+        (
+            '[net.int9]\nfloat32 = ["a"]\n',
+            "`[net.int9]` names no recipe of the model; did you mean `int8`? known: `default`, `half`, `int8`",
+        ),
+        (
+            '[net.default]\nfloat32 = ["a"]\n',
+            "`[net.default]` names a recipe that is in float32 as a whole; recipes with another precision:"
+            " `half`, `int8`",
+        ),
+        ("[net]\nint8 = 1\n", '`[net.int8]` must be a table with a list of modules, `float32 = ["head"]`'),
+        ("[net.int8]\n", '`[net.int8]` must have a list of paths of modules, as `float32 = ["head"]`'),
+        ("[net.int8]\nfloat32 = 'a'\n", '`[net.int8]` must have a list of paths of modules, as `float32 = ["head"]`'),
+        ("[net.int8]\nfloat32 = ['']\n", '`[net.int8]` must have a list of paths of modules, as `float32 = ["head"]`'),
+        (
+            "[net.int8]\nfloat23 = ['head']\n",
+            "`[net.int8]` has no key `float23`; did you mean `float32`? known: `float32`",
+        ),
     ],
 )
-def test_a_wrong_list_is_a_problem_that_names_the_entry(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_wrong_list_is_an_error_that_names_file_and_entry(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / PRECISION_FILE).write_text(text)
-    problems: list[str] = []
-    assert read_kept(tmp_path, {"net": {"int8"}}, problems) == {}
-    assert len(problems) == 1
-    assert problem in problems[0]
-    assert PRECISION_FILE in problems[0]
+    with pytest.raises(ConfigError, match="an entry of") as caught:
+        read_kept(tmp_path, KNOWN)
+    assert caught.value.found.startswith(problem)
+    assert "\n" not in caught.value.found
+    assert caught.value.where == str(tmp_path / PRECISION_FILE)
+    assert "correct precision.toml" in caught.value.hint
+
+
+def test_all_problems_of_lists_are_in_one_error(tmp_path: Path) -> None:
+    (tmp_path / PRECISION_FILE).write_text("[net.int8]\nother = 1\nfloat32 = 2\n[nett.int8]\n")
+    with pytest.raises(ConfigError, match="3 entries of"):
+        read_kept(tmp_path, KNOWN)

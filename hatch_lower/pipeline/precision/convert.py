@@ -152,7 +152,9 @@ class Conversion:
                     f"the precision `{recipe.precision}` changes no operation of the model",
                     where=f"model `{self._model.name}`, recipe `{recipe.name}`",
                     found=f"operators: {', '.join(f'`{name}`' for name in operators)}",
-                    hint="convolutions, linear layers and embeddings can have another precision; remove `precision`",
+                    hint=f"`{PRECISION_FILE}` keeps all layers in float32: remove modules from the list of this recipe"
+                    if kept
+                    else "convolutions, linear layers and embeddings can have another precision; remove `precision`",
                 )
             self._made[key] = CapturedModel(self._source.name, methods, None)
         return self._made[key]
@@ -239,7 +241,7 @@ def refuse_no_examples(method: CapturedMethod, where: str) -> None:
 def refuse_unknown_modules(kept: Iterable[str], source: CapturedModel, where: str) -> None:
     """Refuse paths in `precision.toml` that are no modules of the model."""
     stacks = (node.meta.get("nn_module_stack") or {} for method in source.methods for node in program_calls(method))
-    known = {path for stack in stacks for path, _ in stack.values()}
+    known = {path for stack in stacks for path, _ in stack.values() if path}
     for path in kept:
         if path not in known:
             raise CaptureError(
