@@ -31,7 +31,7 @@ def read_kept(root: Path, models: Mapping[str, Recipes]) -> dict[str, dict[str, 
     """
     problems: list[str] = []
     found: dict[str, dict[str, tuple[str, ...]]] = {}
-    for model, recipes in read_document(root / PRECISION_FILE, problems).items():
+    for model, recipes in read_precision_file(root / PRECISION_FILE, problems).items():
         if not isinstance(recipes, dict):
             problems.append(f"`{quote_key(model)}` must be in a table of a model and a recipe, as `[digits.int8]`")
             continue
@@ -39,7 +39,7 @@ def read_kept(root: Path, models: Mapping[str, Recipes]) -> dict[str, dict[str, 
             problems.append(f"`[{quote_key(model)}]` names no model; {nearest(model, models)}")
             continue
         for recipe, lists in recipes.items():
-            if paths := read_paths(model, recipe, lists, models[model], problems):
+            if paths := read_float_modules(model, recipe, lists, models[model], problems):
                 found.setdefault(model, {})[recipe] = tuple(sorted(set(paths)))
     if problems:
         number = "an entry" if len(problems) == 1 else f"{len(problems)} entries"
@@ -52,7 +52,7 @@ def read_kept(root: Path, models: Mapping[str, Recipes]) -> dict[str, dict[str, 
     return found
 
 
-def read_document(path: Path, problems: list[str]) -> dict[str, Any]:
+def read_precision_file(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def read_document(path: Path, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def read_paths(model: str, recipe: str, lists: object, known: Recipes, problems: list[str]) -> list[str]:
+def read_float_modules(model: str, recipe: str, lists: object, known: Recipes, problems: list[str]) -> list[str]:
     """Return the paths in the table of a recipe; append a sentence for each problem of the table."""
     here = f"[{quote_key(model)}.{quote_key(recipe)}]"
     precise = [f"`{name}`" for name, precision in known.items() if precision != FLOAT_MODULES]

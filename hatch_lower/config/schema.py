@@ -57,6 +57,12 @@ table:
 {", ".join(f"`{key}`" for key in RESERVED_KEYS)}.
 
 An editor can complete and check these settings with `hatch-lower schema`, a JSON schema of the table.
+
+Two files beside `pyproject.toml` belong to the settings and into version control:
+
+- `precision.toml`: the modules that stay in float32 in a recipe with another `precision`, from
+  [`hatch-lower precision --write`](guides/precision.md#keep-layers-in-float32) or by hand.
+- `lowering-times.json`: the measured times of recipes, from [`hatch-lower tune --write`](guides/fastest-recipe.md).
 """
 
 

@@ -161,6 +161,7 @@ def read_settings(
     problems += weights_problems(given.weights, f"{path}.weights")
     for each, model in given.models.items():
         problems += weights_problems(model.weights or (), f"{path}.models.{quote_key(each)}.weights")
+    problems += [] if problems else useless_limits(given, lowered_for, path)
     if problems:
         count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
         what = f"{count} of the build hook `lower` {'is' if len(problems) == 1 else 'are'} wrong"
@@ -192,6 +193,17 @@ def glob_problems(given: HookTable, path: str) -> list[str]:
         for i, pattern in enumerate(patterns)
         if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts
     ]
+
+
+def useless_limits(given: HookTable, lowered_for: Mapping[str, Collection[str]], path: str) -> Iterator[str]:
+    """Yield a sentence for each `max-drop` without a `metric` to limit; `lowered_for` has the recipes of models."""
+    for name, model in given.models.items():
+        if model.max_drop is not None and model.metric is None:
+            yield f"`{path}.models.{quote_key(name)}.max-drop` limits nothing: the model has no `metric`"
+    for name, recipe in given.recipes.items():
+        gated = (name in lowered_for[each] for each, model in given.models.items() if model.metric is not None)
+        if recipe.max_drop is not None and not any(gated):
+            yield f"`{path}.recipes.{quote_key(name)}.max-drop` limits nothing: no model of the recipe has a `metric`"
 
 
 def file_name_problems(name: str, here: str) -> list[str]:

@@ -158,9 +158,11 @@ class RecipeTable(Frozen):
     """Precision in which the recipe computes. `"float32"`, the default, leaves the model's own dtypes. `"bfloat16"` and
     `"float16"`: the operations that PyTorch's autocast computes in this dtype, while norms and softmax stay in float32.
     `"int8"`: weights and activations, as the model's `calibrate` shows the activations' ranges, or from the ranges in
-    each call without `calibrate`. `"int8-weights"`, `"int4-weights"`: the weights alone, which shrink the wheel."""
+    each call without `calibrate`. `"int8-weights"`, `"int4-weights"`: the weights alone, which shrink the wheel.
+    Modules that the file `precision.toml` lists stay in float32; `hatch-lower precision` finds and writes the list."""
     max_drop: float | None = field(default=None, metadata=LEAST)
-    """Largest drop of the model's `metric` from eager to this recipe. Default: the `max-drop` of the model."""
+    """Largest drop of the model's `metric` from eager to this recipe. Default: the `max-drop` of the model.
+    Refused if no model of the recipe has a `metric`."""
     extra: str | None = None
     """Extra of the project (`[project.optional-dependencies]`) with the requirements of this recipe beyond
     `[project] dependencies`: torch, for a portable recipe beside a recipe of an engine. `load` takes a recipe whose
@@ -197,7 +199,8 @@ class ModelTable(Frozen):
     and returns a number: higher is better. The build calls the function with eager and with every packaged recipe, and
     fails where the number of a recipe is lower than eager's by more than `max-drop`."""
     max_drop: float | None = field(default=None, metadata=LEAST)
-    """Largest drop of `metric` from eager to a recipe. Default: 0.01."""
+    """Largest drop of `metric` from eager to a recipe, in the unit of the metric. Default: 0.01. Refused without a
+    `metric`."""
     card: str | None = field(default=None, metadata=CARD)
     """JSON file of the project with the model's card: the object `modelCard` of CycloneDX, with the training data, the
     limits and more. The card goes into the wheel's SBOM. A change of the file exports and lowers nothing."""

@@ -342,10 +342,27 @@ VERIFY = '`{}.verify` must be one of true, false, "required", "interpret"'
             },
             "`{}.bench.models.digits.recipes.portable` is not the name of a recipe of the model; known: `default`",
         ),
+        (
+            {"models": {"digits": {"max-drop": 0.1}}},
+            "`{}.models.digits.max-drop` limits nothing: the model has no `metric`",
+        ),
+        (
+            {"recipes": {"int8": {"max-drop": 0.1}}},
+            "`{}.recipes.int8.max-drop` limits nothing: no model of the recipe has a `metric`",
+        ),
+        (
+            {"recipes": {"int8": {"max-drop": 0.1}}, "models": {"digits": {"recipes": ["default"], "metric": "m:f"}}},
+            "`{}.recipes.int8.max-drop` limits nothing: no model of the recipe has a `metric`",
+        ),
     ],
 )
 def test_wrong_setting(table: dict[str, Any], sentence: str) -> None:
     assert problems(table) == [sentence.format(LOWER)]
+
+
+def test_max_drop_of_a_recipe_needs_a_metric_of_a_model_with_the_recipe() -> None:
+    recipes, models = {"int8": {"max-drop": 0.1}}, {"digits": {"metric": "m:f"}}
+    assert read({"recipes": recipes, "models": models}).recipes[1].max_drop == 0.1
 
 
 def test_every_problem_of_the_table_cache_is_reported_with_the_others() -> None:
