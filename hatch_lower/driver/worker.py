@@ -91,6 +91,7 @@ def keep_costs(store: Store, distribution: str, report: ModelReport, timed: Stag
 
 
 LOWERING = ("lower", "recipe")  # the modes in which something is lowered and kept
+MEASURING = ("lower", "precision")  # the modes that measure the model's metric
 
 
 def main(arguments: list[str]) -> int:
@@ -201,10 +202,12 @@ def run_pipeline(
             fresh = start_processes(request.mode, model) if verified else None
         if recorder is not None:
             recorder.wrap_torch()
+        from hatch_lower.exir.lowering.process_state import process_restored
         from hatch_lower.pipeline import lower_model as pipeline
         from hatch_lower.pipeline.capture import capture_model
         from hatch_lower.pipeline.discover import EntryPoint, discover
         from hatch_lower.pipeline.export_key import capture_report
+        from hatch_lower.pipeline.metric import find_metric
         from hatch_lower.pipeline.sandbox import export_guard
 
         gc.freeze()
@@ -216,6 +219,9 @@ def run_pipeline(
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
         with asks_hidden(), export_guard(model.name):
             exports = discover(entry)
+    if model.metric and request.mode in MEASURING:
+        with asks_hidden(), export_guard(model.name), process_restored():  # before the minutes of an export
+            find_metric(replace(entry, export=model.metric, setting="metric"))
     if request.mode in LOWERING and (newer := why_untried(torch.__version__)):
         line = f"{newer}: the build compares programs with eager as always, except where `verify` is false"
         reporter.report(Event("torch", "note", model.name, detail=line))

@@ -11,7 +11,7 @@ import math
 import numbers
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from types import MappingProxyType
@@ -47,8 +47,8 @@ def metric_entry(inputs: BuildInputs) -> EntryPoint:
     return EntryPoint(inputs.model.name, inputs.model.metric, inputs.settings.root, setting="metric")
 
 
-def measure_metric(entry: EntryPoint, model: LoadedModel) -> float:
-    """Return the number that a metric returns for a model; raise `EntryPointError` for any other value."""
+def find_metric(entry: EntryPoint) -> Callable[[LoadedModel], object]:
+    """Import the function of a metric; raise `EntryPointError` if the function is missing or not callable."""
     function = find_value(entry)
     if not callable(function):
         raise EntryPointError(
@@ -57,6 +57,12 @@ def measure_metric(entry: EntryPoint, model: LoadedModel) -> float:
             found=f"a value of type `{type(function).__name__}`",
             hint=f"name a function that takes a callable model; {RETURN}",
         )
+    return function
+
+
+def measure_metric(entry: EntryPoint, model: LoadedModel) -> float:
+    """Return the number that a metric returns for a model; raise `EntryPointError` for any other value."""
+    function = find_metric(entry)
     seed_random_numbers()
     try:
         value = function(model)

@@ -434,6 +434,16 @@ def test_what_models_do_to_their_process_does_not_fail_the_build(shop: Shop) -> 
     assert manifest.tools["folder"] == "."
 
 
+@pytest.mark.torch
+def test_a_metric_that_is_missing_is_refused_before_the_export(shop: Shop) -> None:
+    reporter, settings = Recorder(), shop.settings("small")
+    models = (replace(settings.models[0], metric="shop.models:accuracy"),)
+    with pytest.raises(EntryPointError, match=r"`shop.models` has no attribute `accuracy`") as caught:
+        shop.build(replace(settings, models=models), reporter)
+    assert caught.value.where == "`metric = shop.models:accuracy`"
+    assert {event.stage for event in reporter.events if event.stage != "output"} == {"import"}
+
+
 @pytest.mark.rest  # a child process that imports torch
 @pytest.mark.torch
 def test_a_model_that_fails_without_a_stream_for_errors_is_named(shop: Shop) -> None:
