@@ -6,19 +6,22 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cli.arguments import json_option, open_here, project_here
-from hatch_lower.cli.output import show, show_report
+from hatch_lower.cli.arguments import json_option, open_here, root_option
+from hatch_lower.cli.output import count, show, show_report
 from hatch_lower.cli.replaced import replace_files
 from hatch_lower.config.precision_file import FLOAT_MODULES, PRECISION_FILE
-from hatch_lower.errors import PackageError, ProgramError
+from hatch_lower.config.settings import Settings
+from hatch_lower.errors import ConfigError, PackageError, nearest
+from hatch_lower.format.results import metric_text
+from hatch_lower.hatch.outside import open_project
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
-    from hatch_lower.pipeline.precision.finding import PrecisionFinding
+    from hatch_lower.pipeline.precision.finding import PrecisionFinding, PrecisionSearch
 
 SCHEMA = 1
 SHOWN = 10  # layers
@@ -29,7 +32,8 @@ SHOWN = 10  # layers
 @click.option("--recipe", help="The recipe. Default: the only recipe with a precision.")
 @click.option("--write", is_flag=True, help=f"Write the layers into `{PRECISION_FILE}`, which builds read.")
 @json_option
-def precision(model: str | None, recipe: str | None, write: bool, as_json: bool) -> None:
+@root_option
+def precision(model: str | None, recipe: str | None, write: bool, as_json: bool, root: Path) -> None:
     """Find the layers that must stay in float32.
 
     The model's metric decides: layers go back to float32, the layer with the largest effect on the outputs first, until
@@ -37,19 +41,64 @@ def precision(model: str | None, recipe: str | None, write: bool, as_json: bool)
     """
     from hatch_lower.pipeline.precision.finding import PrecisionSearch
 
-    project = project_here(None)
-    if project is None:
-        raise ProgramError("there is no project here", where=str(Path.cwd()), hint="run this in the project's folder")
-    names = [each.name for each in project.settings.models]
-    if model is None and len(names) != 1:
-        raise ProgramError("the project has several models", found=", ".join(names), hint="name one of them")
-    found = finding_of(project, model or names[0], PrecisionSearch(recipe or ""))
-    if write:
-        write_kept(project.settings.root / PRECISION_FILE, found)
-    show_report({"schema": SCHEMA, **asdict(found)}, as_json, lambda _: finding_text(found, written=write))
+    if write:  # a missing library is refused before minutes have passed
+        import tomlkit  # noqa: F401
+    project = open_project(root)
+    name = searched_model(project.settings, model)
+    wanted = PrecisionSearch(searched_recipe(project.settings, name, recipe))
+    found = finding_of(project, name, wanted)
+    changed = write and write_kept(project.settings.root / PRECISION_FILE, found)
+    show_report({"schema": SCHEMA, **asdict(found)}, as_json, lambda _: finding_text(found, write, changed))
 
 
-def finding_of(project: Project, model: str, wanted: Any) -> PrecisionFinding:
+def searched_model(settings: Settings, named: str | None) -> str:
+    names = [each.name for each in settings.models]
+    if named is None and len(names) == 1:
+        return names[0]
+    if named not in names:
+        raise ConfigError(
+            "the project has several models" if named is None else f"the project has no model `{named}`",
+            where=str(settings.root),
+            found=nearest(named or "", names),
+            hint=f"name a model: `hatch-lower precision {names[0]}`" if named is None else "",
+        )
+    return named
+
+
+def searched_recipe(settings: Settings, name: str, named: str | None) -> str:
+    """Return the recipe to search; raise `ConfigError` without a metric, or without a recipe of another precision."""
+    (model,) = (each for each in settings.models if each.name == name)
+    where = f"model `{name}`"
+    precise = [each.name for each in settings.recipes if each.name in model.recipes and each.precision != "float32"]
+    if named is not None and named not in model.recipes:
+        what = f"the model has no recipe `{named}`"
+        raise ConfigError(what, where=where, found=nearest(named, precise or model.recipes))
+    if not precise or (named is not None and named not in precise):
+        raise ConfigError(
+            "no recipe of the model has a precision to search"
+            if named is None
+            else f"the recipe `{named}` has no `precision`: all its layers are in float32",
+            where=where,
+            found=f"recipes with a precision: {', '.join(f'`{each}`' for each in precise) or 'none'}",
+            hint="name a recipe with `precision`" if precise else 'write `precision = "int8"` in the table of a recipe',
+        )
+    if named is None and len(precise) > 1:
+        raise ConfigError(
+            "several recipes of the model have a precision",
+            where=where,
+            found=", ".join(f"`{each}`" for each in precise),
+            hint=f"name a recipe: `hatch-lower precision {name} --recipe {precise[0]}`",
+        )
+    if not model.metric:
+        raise ConfigError(
+            "the search needs a metric, which says whether a precision is good enough",
+            where=where,
+            hint='write `metric = "module:function"` for the model',
+        )
+    return named or precise[0]
+
+
+def finding_of(project: Project, model: str, wanted: PrecisionSearch) -> PrecisionFinding:
     from hatch_lower.driver.context import build_context
     from hatch_lower.driver.units import search_in_child
     from hatch_lower.events import LineReporter
@@ -60,23 +109,36 @@ def finding_of(project: Project, model: str, wanted: Any) -> PrecisionFinding:
         return search_in_child(context, model, wanted)
 
 
-def finding_text(found: PrecisionFinding, *, written: bool) -> Iterator[str]:
-    yield f"{found.model}, recipe {found.recipe}, {found.precision}: metric {found.metric:.6g}, eager {found.eager:.6g}"
+def finding_text(found: PrecisionFinding, write: bool, changed: bool) -> Iterator[str]:
+    """Yield the finding in lines; `changed` says whether the list in the file is another list now."""
+    recipe = found.recipe if found.recipe == found.precision else f"{found.recipe} ({found.precision})"
+    yield f"{found.model}, recipe {recipe}: metric {metric_text(found.metric, found.eager)}"
     if not found.kept:
-        yield f"no layer must stay in float32: the drop is at most {found.limit:g}"
+        yield f"no layer needs float32: the metric drops by at most {found.limit:g}"
+        if write:
+            yield f"removed the list from {PRECISION_FILE}" if changed else "nothing to write"
+        return
+    yield f"{len(found.kept)} of {count(len(found.layers), 'layer')} must stay in float32:"
+    yield from (f"  {path}" for path in found.kept)
+    yield "layers by effect, with the error that is left with this layer alone in float32:"
+    yield from (f"  {layer.error:8.2%}  {layer.path}" for layer in found.layers[:SHOWN])
+    if found.layers[SHOWN:]:
+        yield f"  and {len(found.layers) - SHOWN} more, with smaller effects"
+    if not write:
+        yield f"`--write` writes the list into {PRECISION_FILE}"
     else:
-        yield f"{len(found.kept)} of {len(found.layers)} layers must stay in float32:"
-        yield from (f"  {path}" for path in found.kept)
-        yield "layers by effect, with the error that is left with this layer alone in float32:"
-        yield from (f"  {layer.error:8.2%}  {layer.path}" for layer in found.layers[:SHOWN])
-    yield f"written into {PRECISION_FILE}" if written else f"`--write` writes the list into {PRECISION_FILE}"
+        yield f"written into {PRECISION_FILE}" if changed else f"{PRECISION_FILE} has this list already"
 
 
-def write_kept(path: Path, found: PrecisionFinding) -> None:
-    """Write the list of a recipe; other entries and comments of the file stay, and no half of a file is seen."""
+def write_kept(path: Path, found: PrecisionFinding) -> bool:
+    """Write the list of a recipe, or remove the list if no layer is kept; return whether the file has changed.
+
+    Other entries and comments of the file stay, no half of a file is seen, and no empty file is left.
+    """
     import tomlkit
 
-    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
+    before = path.read_bytes() if path.exists() else b""
+    document = tomlkit.parse(before)
     recipes = document.setdefault(found.model, tomlkit.table(is_super_table=True))
     recipes.pop(found.recipe, None)
     if found.kept:
@@ -86,7 +148,12 @@ def write_kept(path: Path, found: PrecisionFinding) -> None:
         recipes[found.recipe] = {FLOAT_MODULES: listed}
     if not recipes:
         del document[found.model]
+    after = tomlkit.dumps(document).encode()
     try:
-        replace_files({path: tomlkit.dumps(document).encode()})
+        if after.strip():
+            replace_files({path: after} if after != before else {})
+        else:
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise PackageError("the list cannot be written", where=str(path), found=str(error.strerror)) from error
+    return after != before

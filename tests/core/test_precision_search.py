@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hatch_lower.cli.precision import write_kept
+from hatch_lower.cli.precision import finding_text, searched_model, searched_recipe, write_kept
 from hatch_lower.config.precision_file import PRECISION_FILE, Recipes, read_kept
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
@@ -98,7 +98,7 @@ def test_a_metric_that_no_choice_of_layers_keeps_is_an_error_with_its_numbers(pr
     pytest.importorskip("torchao")
     with pytest.raises(VerificationError, match="no choice of layers") as caught:
         search_precision(inputs_of(project, f"metric_{project.name}:hopeless"), Quiet(), PrecisionSearch("small"))
-    assert "0 layers: 0; 11 layers: 0; eager 1" in caught.value.found
+    assert "0 in float32: 0; 11 in float32: 0; eager 1" in caught.value.found
 
 
 @pytest.mark.torch
@@ -152,19 +152,96 @@ KNOWN: dict[str, Recipes] = {"net": {"default": "float32", "half": "bfloat16", "
 
 def finding(*kept: str) -> PrecisionFinding:
     layers = tuple(LayerEffect(path, 0.5) for path in kept)
-    return PrecisionFinding("net", "int8", "int8", 1.0, 0.01, layers, kept, ((len(kept), 1.0),))
+    return PrecisionFinding("net", "int8", "int8", 1.0, 0.01, layers, kept, ((len(kept), 0.995),))
 
 
 def test_the_written_list_is_read_and_other_entries_and_comments_stay(tmp_path: Path) -> None:
     path = tmp_path / PRECISION_FILE
     path.write_text('# ours\n[net.half]\nfloat32 = ["head"]  # why\n')
-    write_kept(path, finding("layers.1", "layers.0"))
+    assert write_kept(path, finding("layers.1", "layers.0"))
     assert "# ours" in path.read_text()
     assert "# why" in path.read_text()
     assert read_kept(tmp_path, KNOWN) == {"net": {"half": ("head",), "int8": ("layers.0", "layers.1")}}
-    write_kept(path, finding())
+    assert write_kept(path, finding())
+    assert not write_kept(path, finding())
     assert read_kept(tmp_path, KNOWN) == {"net": {"half": ("head",)}}
     assert [each.name for each in tmp_path.iterdir()] == [PRECISION_FILE]
+
+
+def test_no_empty_file_is_written_or_left(tmp_path: Path) -> None:
+    path = tmp_path / PRECISION_FILE
+    assert not write_kept(path, finding())
+    assert not path.exists()
+    write_kept(path, finding("head"))
+    assert write_kept(path, finding())
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("kept", "write", "changed", "last"),
+    [
+        ((), True, False, "nothing to write"),
+        ((), True, True, "removed the list from precision.toml"),
+        ((), False, False, "no layer needs float32: the metric drops by at most 0.01"),
+        (("head",), False, False, "`--write` writes the list into precision.toml"),
+        (("head",), True, True, "written into precision.toml"),
+        (("head",), True, False, "precision.toml has this list already"),
+    ],
+)
+def test_the_last_line_says_what_became_of_the_file(
+    kept: tuple[str, ...], write: bool, changed: bool, last: str
+) -> None:
+    lines = list(finding_text(finding(*kept), write, changed))
+    assert lines[0] == "net, recipe int8: metric 0.995, eager 1"
+    assert lines[-1] == last
+
+
+def test_a_single_layer_is_singular() -> None:
+    assert "1 of 1 layer must stay in float32:" in finding_text(finding("head"), write=False, changed=False)
+
+
+def searched(*recipes: Recipe, metric: str = "m:f", models: tuple[str, ...] = ("net",)) -> Settings:
+    names = tuple(recipe.name for recipe in recipes)
+    each = tuple(ModelSettings(name, "net:export", "net", names, metric=metric) for name in models)
+    return Settings(Path("/project"), "net", "1", each, recipes)
+
+
+DEFAULT, INT8, HALF = Recipe("default"), Recipe("int8", precision="int8"), Recipe("half", precision="bfloat16")
+
+
+def test_the_only_model_and_the_only_recipe_with_a_precision_need_no_name() -> None:
+    settings = searched(DEFAULT, INT8)
+    assert searched_model(settings, None) == "net"
+    assert searched_recipe(settings, "net", None) == "int8"
+    assert searched_recipe(searched(INT8, HALF), "net", "half") == "half"
+
+
+@pytest.mark.parametrize(
+    ("recipes", "metric", "named", "text"),
+    [
+        ((DEFAULT, INT8), "m:f", "int9", "no recipe `int9`\n  where: model `net`\n  found: did you mean `int8`?"),
+        ((DEFAULT, INT8), "m:f", "default", "`default` has no `precision`: all its layers are in float32"),
+        ((DEFAULT,), "m:f", None, 'to do: write `precision = "int8"` in the table of a recipe'),
+        ((INT8, HALF), "m:f", None, "to do: name a recipe: `hatch-lower precision net --recipe int8`"),
+        ((INT8,), "", None, "needs a metric, which says whether a precision is good enough\n  where: model `net`"),
+    ],
+)
+def test_a_search_without_recipe_or_metric_is_refused_before_an_export(
+    recipes: tuple[Recipe, ...], metric: str, named: str | None, text: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        searched_recipe(searched(*recipes, metric=metric), "net", named)
+    assert text in str(caught.value)
+
+
+def test_a_model_to_search_is_one_of_the_projects() -> None:
+    settings = searched(INT8, models=("net", "other"))
+    with pytest.raises(ConfigError, match="several models") as several:
+        searched_model(settings, None)
+    assert several.value.hint == "name a model: `hatch-lower precision net`"
+    with pytest.raises(ConfigError, match="no model `nett`") as unknown:
+        searched_model(settings, "nett")
+    assert "did you mean `net`" in unknown.value.found
 
 
 @pytest.mark.parametrize(

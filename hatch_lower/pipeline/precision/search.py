@@ -54,7 +54,7 @@ def search_precision(inputs: BuildInputs, reporter: Reporter, wanted: PrecisionS
         if count not in tried:
             with stage(reporter, "metric", model.name, recipe.name) as describe:
                 tried[count] = metric_of(inputs, conversion.converted(recipe, tuple(sorted(order[:count]))))
-                describe(f"{model.metric} with {count} layers in float32: {tried[count]:.6g}")
+                describe(f"{model.metric} with {count} layer{'' if count == 1 else 's'} in float32: {tried[count]:.6g}")
         return not is_too_low(tried[count], eager, limit)
 
     effects: tuple[LayerEffect, ...] = ()
@@ -62,14 +62,14 @@ def search_precision(inputs: BuildInputs, reporter: Reporter, wanted: PrecisionS
     if not holds(0):
         with stage(reporter, "effects", model.name, recipe.name) as describe:
             effects = layer_effects(inputs.source, conversion, recipe, cases)
-            describe(f"{len(effects)} layers")
+            describe(f"{len(effects)} layer{'' if len(effects) == 1 else 's'}")
         order += [effect.path for effect in effects]
         count = least_count(len(order) - 1, holds)  # with all layers in float32 no precision is left
         if not count:
             raise VerificationError(
                 "no choice of layers in float32 keeps the metric",
                 where=f"model `{model.name}`, recipe `{recipe.name}`, `metric = {model.metric}`",
-                found="; ".join(f"{number} layers: {value:.6g}" for number, value in sorted(tried.items()))
+                found="; ".join(f"{number} in float32: {value:.6g}" for number, value in sorted(tried.items()))
                 + f"; eager {eager:.6g}, `max-drop` {limit:g}",
                 hint="name more, or more typical, inputs in `calibrate`, write a higher precision, or raise `max-drop`",
             )
