@@ -17,6 +17,7 @@ from hatch_lower.cli.bench import BROKEN, DAY, UNMEASURED, progress
 from hatch_lower.cli.output import show, show_error
 from hatch_lower.config.tables import Precision
 from hatch_lower.errors import ConfigError, LowerError
+from hatch_lower.format.evidence import EVIDENCE_FILE
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import open_project
 
@@ -97,10 +98,7 @@ def tune(
     `--check` ends with status 1 if a candidate is better than the written choice by more than the limit, and with
     status 2 if a measurement fails.
     """
-    if is_check and (write or aim is not None or backends or precisions):
-        raise click.UsageError(
-            "`--check` takes aim and candidates from the measurements: no other option chooses them."
-        )
+    refuse_beside_check(context)
     if not limit >= 1:
         raise click.UsageError("`--limit` is no number.")
     from hatch_lower.cli.measure.tune.choose import find_wanted_models
@@ -119,6 +117,19 @@ def tune(
         show_error(error)
         context.exit(UNMEASURED)
     context.exit(BROKEN if failed else 0)
+
+
+def refuse_beside_check(context: click.Context) -> None:
+    """Refuse options that `--check` cannot have: of writing, and of candidates, which the measurements name."""
+    given = context.params
+    if not given["is_check"]:
+        return
+    if given["write"]:
+        raise click.UsageError("`--check` only compares and `--write` writes a new choice: leave out one of the two.")
+    options = {"--for": "aim", "--backend": "backends", "--precision": "precisions"}
+    if named := [option for option, name in options.items() if given[name]]:
+        text = " and ".join(f"`{option}`" for option in named)
+        raise click.UsageError(f"`--check` takes aim and candidates from `{EVIDENCE_FILE}`: leave out {text}.")
 
 
 class Options(Frozen):

@@ -8,7 +8,8 @@ from hatch_lower.cli.measure.tune.candidates import settings_text
 from hatch_lower.cli.measure.tune.choose import TunedModel
 from hatch_lower.cli.profile import call_time_text
 from hatch_lower.errors import size_text
-from hatch_lower.format.evidence import Measurement, mean_of
+from hatch_lower.format.evidence import MeasuredAccuracy, Measurement, mean_of
+from hatch_lower.format.results import metric_text
 from hatch_lower.hatch.terminal import table_lines
 
 HEADINGS = (
@@ -51,8 +52,17 @@ def tuned_cells(tuned: TunedModel, measured: Measurement) -> tuple[str, ...]:
         size_text(measured.memory_bytes),
         size_text(measured.wheel_bytes),
         size_text(measured.installed_bytes),
-        "" if accuracy is None else f"{accuracy.kind} {accuracy.value:.2g}",
+        "" if accuracy is None else accuracy_text(accuracy),
     )
+
+
+def accuracy_text(accuracy: MeasuredAccuracy) -> str:
+    """Return `error 1.5e-08`, or the metric beside eager's in as many digits as tell the two apart."""
+    if accuracy.kind == "error":
+        return f"error {accuracy.value:.2g}"
+    if accuracy.eager is None:
+        return f"metric {accuracy.value:.6g}"
+    return f"metric {metric_text(accuracy.value, accuracy.eager)}"
 
 
 def chosen_line(tuned: TunedModel) -> str:

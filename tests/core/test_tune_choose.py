@@ -11,9 +11,9 @@ from support.tuning import SECONDS, ScriptedBench, settings_of
 from hatch_lower.cli.measure.tune import choose as choose_module
 from hatch_lower.cli.measure.tune.choose import TunedModel, Wanted, current_recipe, find_wanted_models, tune_recipe
 from hatch_lower.cli.measure.tune.lowered import LeftOutError
-from hatch_lower.cli.tune_text import tuned_lines
+from hatch_lower.cli.tune_text import accuracy_text, tuned_lines
 from hatch_lower.errors import BackendError, CaptureError, ConfigError, ProgramError, VerificationError
-from hatch_lower.format.evidence import Evidence, TunedChoice
+from hatch_lower.format.evidence import Evidence, MeasuredAccuracy, TunedChoice
 
 pytest.importorskip("scipy")
 
@@ -143,6 +143,20 @@ def test_the_table_has_the_choice_first() -> None:
     assert lines[2].split()[:3] == ["recipe", "settings", "call"]
     assert lines[3].split()[:3] == ["→", "onnxruntime", "onnxruntime"]
     assert lines[-2] == "digits gets the recipe `onnxruntime`: `default` has 2.40 times its time"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "text"),
+    [
+        (MeasuredAccuracy("error", 1.4901e-08), "error 1.5e-08"),
+        (MeasuredAccuracy("metric", 0.9972222, 0.99722221), "metric 0.9972222, eager 0.99722221"),
+        (MeasuredAccuracy("metric", 0.997, 1.0), "metric 0.997, eager 1"),
+        (MeasuredAccuracy("metric", 0.99999999, 1.0), "metric 0.99999999, eager 1.0"),
+        (MeasuredAccuracy("metric", 0.997), "metric 0.997"),
+    ],
+)
+def test_no_rounding_of_a_metric_hides_a_drop(accuracy: MeasuredAccuracy, text: str) -> None:
+    assert accuracy_text(accuracy) == text
 
 
 def test_an_unknown_model_is_refused_with_a_near_name() -> None:

@@ -95,8 +95,9 @@ def test_a_written_choice_names_changed_files_and_missing_dependencies(root: Pat
         (("--budget", "ten"), "is no time from 1s to 24h"),
         (("--budget", "25h"), "is no time from 1s to 24h"),
         (("--limit", "nan", "--check"), "`--limit` is no number"),
-        (("--check", "--write"), "`--check` takes aim and candidates from the measurements"),
-        (("--check", "--for", "size"), "`--check` takes aim and candidates from the measurements"),
+        (("--check", "--write"), "writes a new choice: leave out one of the two"),
+        (("--check", "--for", "size"), "candidates from `lowering-times.json`: leave out `--for`"),
+        (("--check", "--backend", "aoti", "--precision", "int8"), "leave out `--backend` and `--precision`"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(arguments: tuple[str, ...], found: str, root: Path) -> None:

@@ -58,7 +58,11 @@
   const accuracyText = (row) => {
     if (row.accuracy === null) return "";
     const { kind, value, eager } = row.accuracy;
-    return eager === null ? `${kind} ${numberText(value)}` : `${kind} ${numberText(value)}, eager ${numberText(eager)}`;
+    if (kind === "error") return `error ${numberText(value)}`;
+    const short = (number) => String(Number(number.toPrecision(6)));
+    if (eager === null) return `metric ${short(value)}`;
+    const textOf = value !== eager && short(value) === short(eager) ? String : short; // no rounding hides a drop
+    return `metric ${textOf(value)}, eager ${textOf(eager)}`;
   };
 
   hatch.showTimes = (data) => {
