@@ -149,8 +149,8 @@ def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> li
         if name == "weights":
             settings += weights_change_lines(*(dict(listed_rows(key.get(name))) for key in (before, after)))
             continue
-        if name == "samples":
-            settings += samples_lines(before.get(name), after.get(name))
+        if name in IN_WORDS:
+            settings += IN_WORDS[name](before.get(name), after.get(name))
             continue
         for change in document_changes((name,), before.get(name), after.get(name)):
             if name in TOOLS:
@@ -186,6 +186,31 @@ def samples_lines(before: object, after: object) -> Iterator[str]:
             yield f"real inputs of `{name}` from {new[name][0]}"
         elif old[name] != new[name]:
             yield f"other real inputs of `{name}` in {new[name][0]}"
+
+
+def metric_change_lines(before: object, after: object) -> Iterator[str]:
+    """Yield a line for another metric, and a line for another limit of the metric."""
+    (old, old_limit), (new, new_limit) = (listed_rows(value) or ("", None) for value in (before, after))
+    if old != new:
+        yield f"metric {change_text(old or 'none', new or 'none')}"
+    if old_limit != new_limit and None not in (old_limit, new_limit):
+        yield f"max-drop {change_text(f'{old_limit:g}', f'{new_limit:g}')}"
+
+
+def kept_change_lines(before: object, after: object) -> Iterator[str]:
+    """Yield a line for each recipe whose list in `precision.toml` has changed."""
+    old, new = ({name: list(paths) for name, paths in listed_rows(value)} for value in (before, after))
+    for name in {**old, **new}:
+        left, right = old.get(name, []), new.get(name, [])
+        added = [path for path in right if path not in left]
+        removed = [path for path in left if path not in right]
+        parts = [f"{words} {', '.join(paths)}" for words, paths in (("also", added), ("no longer", removed)) if paths]
+        if parts:
+            yield f"recipe {name}: layers kept in float32: {'; '.join(map(shortened, parts))}"
+
+
+# Fields of a model that are lists, with the functions that put two values in words
+IN_WORDS = {"samples": samples_lines, "metric": metric_change_lines, "kept": kept_change_lines}
 
 
 def consequences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

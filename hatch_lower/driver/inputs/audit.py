@@ -25,6 +25,7 @@ from hatch_lower.driver.inputs.log import Kind, Observed, Record, fold, read_log
 from hatch_lower.driver.inputs.preload import RecordingSwitch
 
 PATHS = (str, bytes, os.PathLike)
+NETWORK_USED = "the network was used: "  # with the host or the address
 # the original functions: a recorder may exchange the functions of `os` for stand-ins
 plain_lstat, plain_stat = os.lstat, os.stat
 WITH_STATE = (Kind.OPENED, Kind.LOOKED_AT, Kind.LINKED, Kind.LISTED_BY_IMPORT, Kind.LISTED_BY_CODE)
@@ -314,15 +315,15 @@ class AuditEvents:
         if isinstance(address, tuple) and len(address) > 1:
             host = argument_text(address[0])
             address = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
-        self._notes.doubt(f"the network was used: {argument_text(address)}")
+        self._notes.doubt(f"{NETWORK_USED}{argument_text(address)}")
 
     def _on_host(self, host: object, *_: object) -> None:
-        self._notes.doubt(f"the network was used: {argument_text(host)}")
+        self._notes.doubt(f"{NETWORK_USED}{argument_text(host)}")
 
     def _on_request(self, url: object, *_: object) -> None:
         parts = urllib.parse.urlsplit(argument_text(url))
         if parts.scheme != "file":
-            self._notes.doubt(f"the network was used: {parts.hostname or url}")
+            self._notes.doubt(f"{NETWORK_USED}{parts.hostname or url}")
 
 
 def argument_text(value: object) -> str:

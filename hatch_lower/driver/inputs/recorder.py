@@ -16,13 +16,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 
 from hatch_lower.cache.stats import FileState
-from hatch_lower.driver.inputs.audit import AuditEvents, Notes
+from hatch_lower.driver.inputs.audit import NETWORK_USED, AuditEvents, Notes
 from hatch_lower.driver.inputs.log import Kind, Observed, unrecorded_programs
 from hatch_lower.driver.inputs.record import RECORDING_VARIABLES
 from hatch_lower.driver.inputs.stand_ins import (
@@ -180,8 +180,8 @@ class Recorder:
             deciding=frozenset(environment.deciding),
             globs=environment.globs,
             handed_on=notes.handed_on or bool(asked.executed),
-            unknown=tuple(
-                sorted({*asked.incomplete, *programs, *(f"the network was used: {name}" for name in asked.network)})
+            unknown=sorted_reasons(
+                {*asked.incomplete, *programs, *(f"{NETWORK_USED}{host}" for host in asked.network)}
             ),
             timed=tuple(dict.fromkeys([*asked.timed, *timed])),
             linked=frozenset(FileState.read(state)[:2] for state in asked.linked),
@@ -215,6 +215,14 @@ class Recorder:
         if self.is_own(file) and not self._notes.paused:
             root = next(root for root in self._roots if file.startswith(root))
             self.clocks.setdefault(f"{file[len(root) :]}:{frame.f_lineno} {what}")
+
+
+def sorted_reasons(reasons: Collection[str]) -> tuple[str, ...]:
+    """Return the reasons sorted, with all uses of the network in a single reason."""
+    used = {reason.removeprefix(NETWORK_USED) for reason in reasons if reason.startswith(NETWORK_USED)}
+    hosts = {name.rpartition(":")[0].strip("[]") for name in used}  # a connection names the host and the port
+    network = [f"{NETWORK_USED}{', '.join(sorted(used - hosts))}"] if used else []
+    return tuple(sorted({*network, *(reason for reason in reasons if not reason.startswith(NETWORK_USED))}))
 
 
 class NotingFinder:
