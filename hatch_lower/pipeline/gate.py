@@ -8,11 +8,11 @@ an export every recipe is measured again, also a recipe from the cache, because 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hatch_lower.config.settings import Recipe
+from hatch_lower.config.settings import ModelSettings, Recipe
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.lowering.process_state import process_restored
@@ -128,17 +128,26 @@ def refuse_drops(inputs: BuildInputs, entries: Mapping[str, MetricEntry]) -> Non
     }
     if not lines:
         return
-    precise = [recipe.name for recipe in inputs.recipes if recipe.name in lines and recipe.precision == "float32"]
-    advice = (
-        "on the inputs of the metric the program computes other numbers than eager: name some of these inputs in"
-        " `verify-inputs`, and `hatch-lower localize` finds the first wrong operation"
-        if precise
-        else "name more, or more typical, inputs in `calibrate`; let `hatch-lower precision --write` find the layers"
-        " that must stay in float32; or write a higher precision"
-    )
+    failed = [recipe for recipe in inputs.recipes if recipe.name in lines]
     raise GateError(
         "the metric of a packaged recipe is lower than eager's by more than `max-drop`",
         where=f"model `{inputs.model.name}`, `metric = {inputs.model.metric}`",
         found="\n".join(lines.values()),
-        hint=f"{advice}; if the loss is acceptable, raise `max-drop` of the model or of the recipe",
+        hint=drop_advice(inputs.model, failed),
     )
+
+
+def drop_advice(model: ModelSettings, failed: Sequence[Recipe]) -> str:
+    """Return the next steps for recipes whose metric is too low; a recipe in float32 has a fault and comes first."""
+    if any(recipe.precision == "float32" for recipe in failed):
+        steps = [
+            "on the inputs of the metric the program computes other numbers than eager: name some of these inputs in"
+            f" `verify-inputs`, and `hatch-lower localize {model.name}` finds the first wrong operation"
+        ]
+    else:
+        command = f"hatch-lower precision {model.name} --recipe {failed[0].name} --write"
+        steps = [f"let `{command}` find the layers that must stay in float32; or write a higher precision"]
+        if any(recipe.precision == "int8" for recipe in failed):
+            more = "more, or more typical," if model.calibrate else "typical"
+            steps.insert(0, f"name {more} inputs in `calibrate`")
+    return "; ".join([*steps, "if the loss is acceptable, raise `max-drop` of the model or of the recipe"])

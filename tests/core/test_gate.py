@@ -38,6 +38,7 @@ from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.comparison import verify_method
 from hatch_lower.pipeline.export_key import recipe_row
+from hatch_lower.pipeline.gate import drop_advice
 from hatch_lower.pipeline.verify import MethodError
 from hatch_lower.runtime.numbers import Tolerance
 
@@ -119,8 +120,8 @@ def test_a_recipe_below_its_limit_fails_the_build_with_all_numbers(
         "  where: model `net`, `metric = net_data:accuracy`\n"
         "  found: recipe `default`: 0.9, eager 1: a drop of 0.1; `max-drop` is 0.01\n"
         "  to do: on the inputs of the metric the program computes other numbers than eager: name some of these inputs"
-        " in `verify-inputs`, and `hatch-lower localize` finds the first wrong operation; if the loss is acceptable,"
-        " raise `max-drop` of the model or of the recipe"
+        " in `verify-inputs`, and `hatch-lower localize net` finds the first wrong operation; if the loss is"
+        " acceptable, raise `max-drop` of the model or of the recipe"
     )
 
 
@@ -130,7 +131,22 @@ def test_a_recipe_of_low_precision_gets_advice_about_its_calibration(
     name_metric(by_recipe(default=0.9))
     with pytest.raises(VerificationError, match=r"a drop of 0\.1") as caught:
         shop.build(plain, gated(replace(REFERENCE, precision="int8")))
-    assert caught.value.hint.startswith("name more, or more typical, inputs in `calibrate`")
+    assert caught.value.hint == (
+        "name typical inputs in `calibrate`; let `hatch-lower precision net --recipe default --write` find the layers"
+        " that must stay in float32; or write a higher precision; if the loss is acceptable, raise `max-drop` of the"
+        " model or of the recipe"
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "start"),
+    [("int8", "name more, or more typical, inputs in `calibrate`"), ("bfloat16", "let `hatch-lower precision net")],
+)
+def test_advice_for_a_drop_names_calibrate_only_where_a_recipe_uses_the_inputs(
+    plain: CapturedModel, precision: Any, start: str
+) -> None:
+    (model,) = gated().models
+    assert drop_advice(replace(model, calibrate="m:f"), [replace(REFERENCE, precision=precision)]).startswith(start)
 
 
 @pytest.mark.parametrize(("eager", "value"), [(0.97, 0.96), (0.3, 0.29), (1.0, 1.5)])
@@ -374,6 +390,7 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import LowerError
 from hatch_lower.events import NullReporter
 from hatch_lower.pipeline.capture import capture_model
+from hatch_lower.pipeline.gate import drop_advice
 from hatch_lower.pipeline.lower_model import lower_model, start_build
 
 torch.set_num_threads(1)
