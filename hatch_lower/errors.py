@@ -224,6 +224,14 @@ def extra_hint(extra: str) -> str:
     return f"let `[build-system] requires` name {name}; for a build without isolation: pip install {name}"
 
 
+def by_hand_hint(metric: str, model: str, recipe: str = "") -> str:
+    """Return the command that calls a metric, `module:function`, with an installed model."""
+    module, _, function = metric.partition(":")
+    loaded = f"'{model}', recipe='{recipe}'" if recipe else f"'{model}'"
+    call = f"import hatch_lower, {module}; print({module}.{function}(hatch_lower.load({loaded})))"
+    return f'call the metric by hand: build without `metric`, install the wheel, and run `python -c "{call}"`'
+
+
 def size_text(size: int) -> str:
     """Return a number of bytes with three significant digits: `412 B`, `38.1 KiB`, `1.25 GiB`."""
     value, unit = float(size), "B"

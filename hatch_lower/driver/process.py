@@ -18,7 +18,7 @@ from typing import IO
 
 from hatch_lower.driver.context import BuildContext
 from hatch_lower.driver.protocol import REQUEST, Answer, ChildExit, ChildRequest, answer_of, cut, without_errors
-from hatch_lower.errors import LowerError, ProcessError, ProgramError
+from hatch_lower.errors import LowerError, ProcessError, ProgramError, by_hand_hint
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.codec import decode, write_record
 
@@ -56,14 +56,16 @@ class Child:
             pass
 
     def exit(self) -> ChildExit:
-        place = f"model `{self.request.model}`"
+        place, metric = f"model `{self.request.model}`", ""
         if self.open_stages:
             event = self.open_stages[-1]
             place += f", stage `{event.stage}` of `{event.subject()}`"
             if event.stage in METRIC_STAGES:
                 (model,) = (each for each in self.request.settings.models if each.name == self.request.model)
                 place += f", `metric = {model.metric}`"
-        return ChildExit(self.request.folder, place, self.process.returncode, self.timed_out, tuple(self.output))
+                metric = f"the metric ended the process; {by_hand_hint(model.metric, model.name, event.recipe)}"
+        status, output = self.process.returncode, tuple(self.output)
+        return ChildExit(self.request.folder, place, status, self.timed_out, output, metric)
 
 
 def run_children(

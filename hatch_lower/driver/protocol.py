@@ -111,6 +111,7 @@ class ChildExit(Frozen):
     status: int  # a signal as a negative number
     timed_out: bool
     output: tuple[str, ...]
+    metric: str = ""  # advice on the metric at work; empty in other stages
 
 
 def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
@@ -143,11 +144,13 @@ def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
     if status < 0:
         return failure(
             f"the build process crashed ({signal_name(-status)})",
-            "the last stage says which backend or operation was at work; lower the model without it to be sure",
+            exited.metric
+            or "the last stage says which backend or operation was at work; lower the model without it to be sure",
         )
     return failure(
         f"the build process ended with exit status {status} and no result",
-        "something in the model's code or in a backend ended the process; the stage says which was at work",
+        exited.metric
+        or "something in the model's code or in a backend ended the process; the stage says which was at work",
     )
 
 

@@ -44,8 +44,11 @@ OFFLINE = "HF_HUB_OFFLINE"  # of `huggingface_hub.constants`
 CONNECTIONS = (ConnectionError, socket.gaierror, TimeoutError)
 
 
-def hint_for(error: BaseException) -> str:
-    """Return a hint for an error of an entry point; empty if the error is not a known kind."""
+def hint_for(error: BaseException, setting: str) -> str:
+    """Return a hint for an error of an entry point; empty if the error is not a known kind.
+
+    `setting` is the setting that names the entry point, or empty for a model's.
+    """
     for each in chain_of(error):
         text = message_of(each)
         if any(words in text for words in NO_CUDA):
@@ -61,8 +64,9 @@ def hint_for(error: BaseException) -> str:
             )
         if type(each).__name__ in NO_CONNECTION or isinstance(each, CONNECTIONS):
             return (
-                "the entry point could not reach a server: download the files before the build, into a folder that"
-                " `inputs` of the model names, and load from that folder (`from_pretrained(folder)`)"
+                f"{f'the function of `{setting}`' if setting else 'the entry point'} could not reach a server: download"
+                " the files before the build, into a folder that `inputs` names, and load from that folder"
+                + ("" if setting else " (`from_pretrained(folder)`)")
             )
     return ""
 
@@ -201,7 +205,7 @@ def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPoi
         )
     elif isinstance(error, ImportError):
         hint = later_hooks_hint(entry)
-    hint = hint or hint_for(error)
+    hint = hint or hint_for(error, entry.setting)
     return EntryPointError(
         what, where=entry.where(user_line(error, entry.roots())), found=describe_exception(error), hint=hint
     )

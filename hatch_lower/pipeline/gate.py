@@ -8,7 +8,8 @@ an export every recipe is measured again, also a recipe from the cache, because 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def gate_model(inputs: BuildInputs, services: Services, report: ModelReport) -> 
             gated.append(recipe)
     if not gated:
         return report
-    with stage(services.reporter, "metric", inputs.model.name) as describe:
+    place = f"model `{inputs.model.name}`, eager"
+    with stage(services.reporter, "metric", inputs.model.name) as describe, with_place(place):
         eager = metric_of(inputs, inputs.source)
         describe(f"{inputs.model.metric} of eager: {eager:.6g}")
     entries = {recipe.name: gate_recipe(inputs, services, report, recipe, eager) for recipe in gated}
@@ -65,17 +67,24 @@ def gate_recipe(
             packaged, model.name, recipe.name, report.manifest.order, model.metric, inputs.settings.root
         )
         spare = services.fresh.spare if services.fresh is not None else None
-        try:
+        with with_place(place):
             if spare is not None and spare.is_open:
                 value = measure_apart(spare, measured)
             else:
                 with process_restored():
                     value = measure_here(measured)
-        except LowerError as error:
-            where = ", ".join(filter(None, (place, error.where)))
-            raise type(error)(error.what, where=where, found=error.found, hint=error.hint) from error
         describe(f"{model.metric}: {metric_text(value, eager)}, allowed drop {limit:g}")
     return MetricEntry(model.metric, value, eager, limit)
+
+
+@contextmanager
+def with_place(place: str) -> Iterator[None]:
+    """Name the measured model in errors of the block."""
+    try:
+        yield
+    except LowerError as error:
+        where = ", ".join(filter(None, (place, error.where)))
+        raise type(error)(error.what, where=where, found=error.found, hint=error.hint) from error
 
 
 def packaged_again(inputs: BuildInputs, services: Services, report: ModelReport, recipe: Recipe) -> Packaged:

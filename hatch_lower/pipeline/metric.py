@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import torch
 
-from hatch_lower.errors import EntryPointError, LowerError, ProgramError
+from hatch_lower.errors import EntryPointError, LowerError, ProgramError, by_hand_hint
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.discover import EntryPoint, find_value, raised_error
@@ -73,8 +73,20 @@ def measure_metric(entry: EntryPoint, model: LoadedModel) -> float:
         if isinstance(error, LowerError):
             text = ": ".join(filter(None, (type(error).__name__, error.what, error.found)))
             refused = EntryPointError(refused.what, where=refused.where, found=text, hint=error.hint)
-        raise refused from error
+        raise with_steps(refused, error, entry, model.recipe) from error
     return metric_number(value, entry)
+
+
+def with_steps(refused: EntryPointError, error: BaseException, entry: EntryPoint, recipe: str) -> EntryPointError:
+    """Return the error of a metric with the next steps, if nothing better is known about the exception."""
+    steps = [by_hand_hint(entry.export, entry.model, "" if recipe == "eager" else recipe)]
+    if isinstance(error, SystemExit):
+        steps.insert(0, f"let `{entry.export}` return a number, and not end the process")
+    elif isinstance(error, TypeError):
+        steps.insert(0, f"the build calls `{entry.export}` with the model as the only argument")
+    return EntryPointError(
+        refused.what, where=refused.where, found=refused.found, hint=refused.hint or "; ".join(steps)
+    )
 
 
 def metric_number(value: object, entry: EntryPoint) -> float:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.errors import EntryPointError, LowerError, error_from_json
+from hatch_lower.errors import EntryPointError, LowerError, by_hand_hint, error_from_json
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.fresh_process import (
     FreshProcess,
@@ -82,7 +82,8 @@ def ended_metric(measured: MeasuredRecipe, found: str) -> LowerError:
         "the process that measures a recipe has ended",
         where=f"`metric = {measured.metric}`",
         found=found,
-        hint="call the metric with the installed model: the metric itself, or a delegate, ends the process",
+        hint="the metric itself, or a delegate that the metric calls, ends the process; "
+        + by_hand_hint(measured.metric, measured.model, measured.recipe),
     )
 
 

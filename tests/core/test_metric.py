@@ -160,6 +160,22 @@ def test_an_exception_of_a_metric_is_told_with_its_words(measure: Callable[..., 
     text = refusal(measure, accuracy)
     assert "the metric failed\n  where: `metric = net_data:accuracy`" in text
     assert "found: KeyError: 'labels'" in text
+    assert "print(net_data.accuracy(hatch_lower.load('net')))" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (SystemExit(3), "to do: let `net_data:accuracy` return a number, and not end the process; call"),
+        (TypeError("no labels"), "to do: the build calls `net_data:accuracy` with the model as the only argument"),
+        (ConnectionRefusedError("no"), "to do: the function of `metric` could not reach a server: download the files"),
+    ],
+)
+def test_advice_fits_the_exception_of_a_metric(measure: Callable[..., float], error: BaseException, hint: str) -> None:
+    def accuracy(model: Any) -> float:
+        raise error
+
+    assert hint in refusal(measure, accuracy)
 
 
 def test_a_call_that_the_model_refuses_is_told_with_the_models_advice(measure: Callable[..., float]) -> None:
