@@ -57,6 +57,7 @@ from hatch_lower.runtime.torch_private.unimported import why_untried
 
 if TYPE_CHECKING:
     from hatch_lower.pipeline.capture import CapturedModel
+    from hatch_lower.pipeline.discover import EntryPoint
     from hatch_lower.pipeline.fresh_process import FreshProcess
 
 
@@ -202,12 +203,10 @@ def run_pipeline(
             fresh = start_processes(request.mode, model) if verified else None
         if recorder is not None:
             recorder.wrap_torch()
-        from hatch_lower.exir.lowering.process_state import process_restored
         from hatch_lower.pipeline import lower_model as pipeline
         from hatch_lower.pipeline.capture import capture_model
         from hatch_lower.pipeline.discover import EntryPoint, discover
         from hatch_lower.pipeline.export_key import capture_report
-        from hatch_lower.pipeline.metric import find_metric
         from hatch_lower.pipeline.sandbox import export_guard
 
         gc.freeze()
@@ -219,13 +218,12 @@ def run_pipeline(
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
         with asks_hidden(), export_guard(model.name):
             exports = discover(entry)
-    if model.metric and request.mode in MEASURING:
-        with asks_hidden(), export_guard(model.name), process_restored():  # before the minutes of an export
-            find_metric(replace(entry, export=model.metric, setting="metric"))
     if request.mode in LOWERING and (newer := why_untried(torch.__version__)):
         line = f"{newer}: the build compares programs with eager as always, except where `verify` is false"
         reporter.report(Event("torch", "note", model.name, detail=line))
     with asks_hidden(), export_guard(model.name):
+        if model.metric and request.mode in MEASURING:
+            refuse_no_metric(replace(entry, export=model.metric, setting="metric"))
         source = capture_model(
             model.name,
             exports,
@@ -248,6 +246,15 @@ def run_pipeline(
         report, records = pipeline.make_recipes(inputs, services)
         return Answer(report, recipes=records)
     return Answer(pipeline.lower_model(inputs, services))
+
+
+def refuse_no_metric(entry: EntryPoint) -> None:
+    """Raise `EntryPointError` for a metric that cannot be imported, before the minutes of an export."""
+    from hatch_lower.exir.lowering.process_state import process_restored
+    from hatch_lower.pipeline.metric import find_metric
+
+    with process_restored():
+        find_metric(entry)
 
 
 def write_precisions(request: ChildRequest, search: PrecisionSearch, source: CapturedModel, reporter: Reporter) -> None:
