@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -246,7 +247,8 @@ def written_lines(files: WrittenFiles, project: Project, tuned: Sequence[TunedMo
 
     settings = project.settings
     changed = write_choices(files, settings, tuned)
-    yield from (f"changed {path}" for path in changed)
+    root = os.path.realpath(settings.root)
+    yield from (f"changed {path.relative_to(root) if path.is_relative_to(root) else path}" for path in changed)
     if not changed:
         yield "no file changes"
     chosen = {each.choice.recipe: early_requirements(each.chosen.recipe) for each in tuned}

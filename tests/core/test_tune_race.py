@@ -104,7 +104,7 @@ def test_a_small_budget_is_refused_with_the_needed_budget() -> None:
     timer = ScriptedTimer({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0})
     with pytest.raises(ConfigError, match="the budget is too small") as error:
         raced(timer, 15.0)
-    assert error.value.found == "2 of 4 candidates were timed once in 20 s"
+    assert error.value.found == "timed once in 20 s: 2 of 4 candidates"
     assert "`--budget 40s`" in error.value.hint
 
 

@@ -157,7 +157,7 @@ def small_budget_error(budget: float, spent: float, done: int, every: int) -> Co
     return ConfigError(
         "the budget is too small",
         where=f"`--budget` of {budget:g} s",
-        found=f"{done} of {every} candidates were timed once in {spent:.0f} s",
+        found=f"timed once in {spent:.0f} s: {done} of {every} candidates",
         hint=f"give at least `--budget {math.ceil(spent / done * every)}s`, or fewer candidates",
     )
 
