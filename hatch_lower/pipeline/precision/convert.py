@@ -180,8 +180,8 @@ class Conversion:
                 yield f"`calibrate` has a single call of `{method.name}`: the ranges of activations may be too narrow"
             elif not count and convolutions:
                 yield (
-                    f"{convolutions} convolutions of `{method.name}` stay in float32: without `calibrate` only linear"
-                    " layers and embeddings have integers"
+                    f"{convolutions} convolution{'' if convolutions == 1 else 's'} of `{method.name}` in float32:"
+                    " without calls of the method in `calibrate` only linear layers and embeddings have integers"
                 )
 
     def _method(self, method: CapturedMethod, recipe: Recipe, kept: tuple[str, ...]) -> CapturedMethod:
