@@ -14,7 +14,7 @@ import torch
 
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, is_sample_file
-from hatch_lower.errors import LowerError, SampleError
+from hatch_lower.errors import EntryPointError, LowerError, SampleError
 from hatch_lower.exir.graph.tensors import tensor_digest
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.arguments import LiteralInput
@@ -106,7 +106,11 @@ def cases_from_function(
     except (LowerError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise raised_error(error, entry, f"the function gave no real inputs for method `{method.name}`") from error
+        refused = raised_error(error, entry, f"the function gave no real inputs for method `{method.name}`")
+        hint = (
+            refused.hint or f"the build calls `{entry.export}` with the name of a method as the only argument; {GIVE}"
+        )
+        raise EntryPointError(refused.what, where=refused.where, found=refused.found, hint=hint) from error
 
 
 def calls_of(method: CapturedMethod, value: object, entry: EntryPoint) -> Iterator[InputCase]:

@@ -178,6 +178,7 @@ def test_a_function_that_fails_or_is_not_there_is_refused(
     text = refusal(lambda: read(source, Path(), general=function(lambda method: [1 / 0])), EntryPointError)
     assert text.startswith("the function gave no real inputs for method `forward`")
     assert "`verify-inputs = real_data:samples`" in text
+    assert "to do: the build calls `real_data:samples` with the name of a method as the only argument; yield" in text
     assert "there is no module `no_data`" in refusal(
         lambda: read(source, Path(), general="no_data:samples"), EntryPointError
     )

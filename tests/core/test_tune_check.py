@@ -96,7 +96,7 @@ def test_a_choice_that_cannot_be_measured_is_an_error(evidence: Evidence) -> Non
 def test_another_level_has_no_choice(evidence: Evidence) -> None:
     with pytest.raises(ConfigError, match="no choice for the model `digits` was measured") as error:
         checked(evidence, ScriptedBench(), level="x86-64-v4")
-    assert error.value.found == "x86-64-v3; this machine is x86-64-v4"
+    assert error.value.found == "a choice for x86-64-v3; this machine is x86-64-v4"
     assert "`hatch-lower tune --write`" in error.value.hint
 
 

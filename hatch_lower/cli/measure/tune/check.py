@@ -52,11 +52,11 @@ def checked_choice(wanted: Wanted, evidence: Evidence) -> TunedChoice:
     choice = evidence.choice(wanted.model, wanted.level)
     (model,) = (each for each in wanted.settings.models if each.name == wanted.model)
     if choice is None:
-        levels = ", ".join(each.level for each in evidence.choices if each.model == wanted.model)
+        levels = " and ".join(each.level for each in evidence.choices if each.model == wanted.model)
         raise ConfigError(
             f"no choice for the model `{wanted.model}` was measured on machines of this level",
             where=EVIDENCE_FILE,
-            found=f"{levels or 'no level'}; this machine is {wanted.level}",
+            found=f"{f'a choice for {levels}' if levels else 'no choice'}; this machine is {wanted.level}",
             hint=AGAIN,
         )
     if choice.recipe not in model.recipes:
