@@ -16,13 +16,14 @@ import torch
 from click.testing import CliRunner
 from support.exports import Workshop, files_of, settings_of, write_folder
 from support.kept_events import Events
+from support.venv import REPOSITORY
 
 from hatch_lower.cli.inspect import inspect
 from hatch_lower.cli.measure.exact import model_figures
 from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.cli.measure.limits import exact_row, figure_text
 from hatch_lower.cli.page.data import Extras, report_data
-from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.driver.contents import find_contents
 from hatch_lower.driver.process import Child
@@ -466,6 +467,12 @@ def test_a_time_limit_names_the_metric(tmp_path: Path, name: str) -> None:
     assert isinstance(error, LowerError)
     assert error.what == "the build process took longer than its time limit of 60 s"
     assert error.where == f"model `net`, stage `{name}` of `net/default`, `metric = {NAME}`"
+
+
+def test_the_guide_quotes_the_error_of_a_drop() -> None:
+    page = (REPOSITORY / "docs" / "guides" / "accuracy.md").read_text()
+    model = ModelSettings("digits", "digits:export", "digits", ("int8",), calibrate="digits.data:calibration")
+    assert f"  to do: {drop_advice(model, [Recipe('int8', precision='int8')])}\n" in page
 
 
 @pytest.mark.parametrize("status", [3, -11])
