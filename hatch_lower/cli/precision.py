@@ -114,7 +114,7 @@ def finding_text(found: PrecisionFinding, write: bool, changed: bool) -> Iterato
     recipe = found.recipe if found.recipe == found.precision else f"{found.recipe} ({found.precision})"
     yield f"{found.model}, recipe {recipe}: metric {metric_text(found.metric, found.eager)}"
     if not found.kept:
-        yield f"no layer needs float32: the metric drops by at most {found.limit:g}"
+        yield f"no layer needs float32: the drop of the metric is within `max-drop`, {found.limit:g}"
         if write:
             yield f"removed the list from {PRECISION_FILE}" if changed else "nothing to write"
         return

@@ -182,7 +182,7 @@ def test_no_empty_file_is_written_or_left(tmp_path: Path) -> None:
     [
         ((), True, False, "nothing to write"),
         ((), True, True, "removed the list from precision.toml"),
-        ((), False, False, "no layer needs float32: the metric drops by at most 0.01"),
+        ((), False, False, "no layer needs float32: the drop of the metric is within `max-drop`, 0.01"),
         (("head",), False, False, "`--write` writes the list into precision.toml"),
         (("head",), True, True, "written into precision.toml"),
         (("head",), True, False, "precision.toml has this list already"),
