@@ -13,7 +13,7 @@ from hatch_lower.cli.precision import finding_text, searched_model, searched_rec
 from hatch_lower.config.precision_file import PRECISION_FILE, Recipes, read_kept
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import CaptureError, ConfigError, ProgramError, VerificationError
+from hatch_lower.errors import CaptureError, ConfigError, VerificationError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.model_build import BuildInputs
@@ -99,22 +99,6 @@ def test_a_metric_that_no_choice_of_layers_keeps_is_an_error_with_its_numbers(pr
     with pytest.raises(VerificationError, match="no choice of layers") as caught:
         search_precision(inputs_of(project, f"metric_{project.name}:hopeless"), Quiet(), PrecisionSearch("small"))
     assert "0 in float32: 0; 11 in float32: 0; eager 1" in caught.value.found
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("metric", "precision", "recipe", "what"),
-    [
-        ("", "int8", "small", "needs a metric"),
-        ("m:f", "int8", "other", "has no recipe `other`"),
-        ("m:f", "float32", "", "needs a recipe with a precision"),
-    ],
-)
-def test_a_search_without_metric_or_recipe_is_refused(
-    tmp_path: Path, metric: str, precision: str, recipe: str, what: str
-) -> None:
-    with pytest.raises(ProgramError, match=what):
-        search_precision(inputs_of(tmp_path, metric, precision), Quiet(), PrecisionSearch(recipe))
 
 
 @pytest.mark.torch

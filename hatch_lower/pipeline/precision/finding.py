@@ -8,7 +8,7 @@ PRECISIONS = "precisions.json"  # in the folder of a child process
 
 
 class PrecisionSearch(Frozen):
-    recipe: str  # empty: the only recipe with a precision
+    recipe: str  # of another precision than float32
 
 
 class LayerEffect(Frozen):

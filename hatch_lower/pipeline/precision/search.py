@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import torch
 
 from hatch_lower.config.settings import Recipe
-from hatch_lower.errors import ProgramError, VerificationError, nearest
+from hatch_lower.errors import VerificationError
 from hatch_lower.events import Reporter, stage
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.pipeline.capture import CapturedModel
@@ -40,7 +40,8 @@ def search_precision(inputs: BuildInputs, reporter: Reporter, wanted: PrecisionS
 
     Raises `VerificationError` if the metric drops too much even with all layers in float32.
     """
-    recipe, model = recipe_to_search(inputs, wanted), inputs.model
+    model = inputs.model
+    (recipe,) = (each for each in inputs.recipes if each.name == wanted.recipe)
     limit = model.max_drop if recipe.max_drop is None else recipe.max_drop
     cases = calibration_cases(model, [recipe], inputs.source, inputs.settings.root, reporter)
     conversion = Conversion(inputs.source, model, cases)
@@ -76,23 +77,6 @@ def search_precision(inputs: BuildInputs, reporter: Reporter, wanted: PrecisionS
     kept = tuple(sorted(order[:count]))
     numbers = tuple(sorted(tried.items()))
     return PrecisionFinding(model.name, recipe.name, recipe.precision, eager, limit, effects, kept, numbers)
-
-
-def recipe_to_search(inputs: BuildInputs, wanted: PrecisionSearch) -> Recipe:
-    """Return the recipe to search; raise `ProgramError` without a metric, or without such a recipe."""
-    where = f"model `{inputs.model.name}`"
-    recipes = {recipe.name: recipe for recipe in inputs.recipes if recipe.precision != "float32"}
-    if wanted.recipe and wanted.recipe not in recipes:
-        what = f"the model has no recipe `{wanted.recipe}` with another precision than float32"
-        raise ProgramError(what, where=where, hint=nearest(wanted.recipe, recipes))
-    if not wanted.recipe and len(recipes) != 1:
-        names = ", ".join(f"`{name}`" for name in recipes) or "none"
-        what = "the search needs a recipe with a precision"
-        raise ProgramError(what, where=where, found=f"recipes with a precision: {names}", hint="name it by `--recipe`")
-    if not inputs.model.metric:
-        what = "the search needs a metric, which says whether a precision is good enough"
-        raise ProgramError(what, where=where, hint='write `metric = "module:function"` for the model')
-    return recipes[wanted.recipe] if wanted.recipe else next(iter(recipes.values()))
 
 
 def least_count(most: int, holds: Callable[[int], bool]) -> int:
