@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -70,9 +69,9 @@ def captured() -> CapturedModel:
     return capture_model("net", Model(Outliers().eval(), {"forward": Method((torch.randn(64, 32),))}), Quiet())
 
 
-def inputs_of(root: Path, metric: str, precision: Any = "int8", *, max_drop: float = 0.01) -> BuildInputs:
-    model = ModelSettings("net", "net:export", "net", ("small",), metric=metric, max_drop=max_drop)
-    recipe = Recipe("small", (BackendChoice("onnxruntime"),), precision=precision)
+def inputs_of(root: Path, metric: str) -> BuildInputs:
+    model = ModelSettings("net", "net:export", "net", ("small",), metric=metric, max_drop=0.01)
+    recipe = Recipe("small", (BackendChoice("onnxruntime"),), precision="int8")
     return BuildInputs(Settings(root, "net", "1", (model,), (recipe,)), model, captured())
 
 

@@ -18,6 +18,7 @@ from hatch_lower.cli.measure.tune.choose import (
     prepare_candidates,
 )
 from hatch_lower.cli.measure.tune.race import SLOW_ALONE, Race, Stopwatch
+from hatch_lower.cli.output import count
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError, ProgramError
@@ -158,7 +159,7 @@ def verdict_lines(checked: CheckedModel) -> Iterator[str]:
 def ratio_words(name: str, ratio: Interval, choice: TunedChoice) -> str:
     ends = "" if ratio.low == ratio.high else f" ({ratio.low:.2f} to {ratio.high:.2f})"
     if ratio.too_few:
-        ends = f" ({ratio.too_few} pairs of processes; {FEWEST} are needed)"
+        ends = f" ({count(ratio.too_few, 'pair')} of processes; {FEWEST} are needed)"
     return (
         f"`{name}` has {ratio.value:.2f}{ends} of the figure of `{choice.recipe}`, for {choice.aim}, in {choice.model}"
     )
