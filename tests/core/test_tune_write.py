@@ -167,6 +167,13 @@ def test_a_new_recipe_is_the_first_table(tmp_path: Path) -> None:
     assert all(comment in found for comment in ("# for old machines", "# needs torch", "# by hand", "# ten classes"))
 
 
+def test_a_new_table_before_others_has_a_single_empty_line_before_it(tmp_path: Path) -> None:
+    text = f'[{TABLE}]\nbackends = ["aoti"]\n\n[{TABLE}.recipes.a]\n\n\n[{TABLE}.recipes.b]\nbackends = ["aoti"]\n'
+    found = written(tmp_path, text, tuned({"OPENVINO": 1.0, "AOTI": 1.3}))
+    assert f'backends = ["aoti"]\n\n[{TABLE}.recipes.openvino]' in found
+    assert f"\n\n\n[{TABLE}.recipes.b]" in found
+
+
 def test_a_choice_for_newer_machines_has_the_best_recipe_of_all_machines_beside_it(tmp_path: Path) -> None:
     found = written(tmp_path, PROJECT, tuned({"NEWER": 1.0, "AOTI": 1.3, "OPENVINO": 1.1}))
     (model,) = settings_of(found, tmp_path).models

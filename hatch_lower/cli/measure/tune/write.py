@@ -175,6 +175,8 @@ def spaced(text: str, before: str) -> str:
         end = line[len(line.rstrip("\r\n")) :]
         if line.startswith("[") and lines and lines[-1].strip() and f"{end}{end}{line}" in before:
             lines.append(end)
+        while line.startswith("[") and lines[-2:] == [end, end] and f"{end}{end}{end}{line}" not in before:
+            lines.pop()
         lines.append(line)
     return "".join(lines)
 
