@@ -102,9 +102,7 @@ def with_activations(
     """Return a module with integers; `is_folded`: the weights are stored as integers."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    module.graph.eliminate_dead_code(
-        lambda node: node.op == "call_module" or node.is_impure()
-    )  # which quantizers refuse
+    erase_unused(module)
     separate_layers(module)
     if scheme.engine == "executorch":
         quantizer = xnnpack_quantizer(not cases, scheme.kept)
@@ -138,6 +136,11 @@ def join_integers(module: GraphModule) -> None:
             node.target = first
             delattr(module, name)
     module.recompile()
+
+
+def erase_unused(module: GraphModule) -> None:
+    """Erase operations without users, which quantizers refuse; constants stay, which other methods may change."""
+    module.graph.eliminate_dead_code(lambda node: node.op != "call_function" or node.is_impure())
 
 
 def separate_layers(module: GraphModule) -> None:
