@@ -35,20 +35,22 @@ def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
         raise NotClaimedError("the backend is not weight-free, or copies its bound constants")
     refuse_null(bench)
     case = probe(bench, cases, EVERY_CONSTANT, *(other.name for other in cases if other.name.startswith("constants/")))
-    names = [name for module in bench.partitions(case) for name in module.constants]
+    program = export(case)
+    known = {**program.state_dict, **program.constants}
+    taken = {name.partition(":")[2] or name for module in bench.partitions(case) for name in module.constants}
+    names = sorted(name for name in taken if not bench.backend.copies(known[name]))
     if not names:
-        raise NotClaimedError("the backend takes no constants")
+        raise NotClaimedError("the backend takes no constants, or copies all")
     bound: list[Tensor] = []
 
     def keep(kind: type[Delegate], blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
-        bound.extend(constants)
+        bound.extend(each for each in constants if not bench.backend.copies(each))
         return kind.load(blob, constants)
 
     loaded = bench.load(bench.save(bench.lowered(case)), watched(bench.delegate(), load=keep))
     arguments = case.arguments()[0]
     loaded(*arguments)
-    program = export(case)
-    with changed(program, [name.partition(":")[2] or name for name in names]), warnings_ignored(), torch.no_grad():
+    with changed(program, names), warnings_ignored(), torch.no_grad():
         expected = program.module()(*arguments)
     for tensor in {each.data_ptr(): each.detach() for each in bound}.values():  # a tied constant is passed twice
         change(tensor)
