@@ -52,9 +52,23 @@ def hand_openvino(module: torch.nn.Module, args: tuple[Any, ...], folder: Path) 
     return call
 
 
+def hand_executorch(module: torch.nn.Module, args: tuple[Any, ...], folder: Path) -> Call:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+    from executorch.runtime import Runtime
+
+    file = folder / "model.pte"
+    if not file.exists():
+        edge = to_edge_transform_and_lower(torch.export.export(module, args), partitioner=[XnnpackPartitioner()])
+        file.write_bytes(edge.to_executorch().buffer)
+    method = Runtime.get().load_program(file).load_method("forward")
+    return lambda: method.execute(args)
+
+
 BY_HAND: Mapping[str, Callable[[torch.nn.Module, tuple[Any, ...], Path], Call]] = {
     "onnxruntime": hand_onnxruntime,
     "openvino": hand_openvino,
+    "executorch": hand_executorch,
 }
 
 
