@@ -41,6 +41,10 @@ def captured(module: nn.Module, methods: Mapping[str, tuple[Tensor, ...]]) -> Ca
 def converted(
     model: CapturedModel, precision: str, kept: tuple[str, ...] = (), backend: str = "onnxruntime"
 ) -> CapturedModel:
+    if precision == "int8":
+        pytest.importorskip("torchao")
+        if backend == "executorch":  # whose quantizer is its own
+            pytest.importorskip("executorch")
     settings = ModelSettings("net", "net:export", "net", ("small",))
     cases = {method.name: [example_case(method)] for method in model.methods}
     recipe = Recipe("small", (BackendChoice(backend),), precision=precision)
