@@ -57,19 +57,24 @@ def run(command: list[Any], **options: Any) -> str:
     return done.stdout
 
 
-def build(name: str, backend: str, folder: Path, *, verify: bool, settings: str = "") -> Path:
-    """Return the folder with the unpacked wheel of a model; `settings` are more lines of the hook's table."""
-    project, site = folder / "project", folder / "site"
-    for old in (project, site, folder / "dist"):
-        shutil.rmtree(old, ignore_errors=True)
+def write_project(project: Path, name: str, text: str) -> None:
+    """Write the project of a model; `text` is the pyproject.toml."""
+    shutil.rmtree(project, ignore_errors=True)
     package = project / "tenmodels"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     shutil.copy(HERE / "ten_models.py", package)
     (package / "entry.py").write_text(ENTRY.format(name=name))
-    verified = str(verify).lower()
-    text = PYPROJECT.format(name=name, backend=backend, verify=verified, settings=settings)
     (project / "pyproject.toml").write_text(text)
+
+
+def build(name: str, backend: str, folder: Path, *, verify: bool, settings: str = "") -> Path:
+    """Return the folder with the unpacked wheel of a model; `settings` are more lines of the hook's table."""
+    project, site = folder / "project", folder / "site"
+    for old in (site, folder / "dist"):
+        shutil.rmtree(old, ignore_errors=True)
+    verified = str(verify).lower()
+    write_project(project, name, PYPROJECT.format(name=name, backend=backend, verify=verified, settings=settings))
     caches = {"HATCH_LOWER_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     begin = time.perf_counter()
     command = ["-m", "hatchling", "build", "--target", "wheel", "--directory", folder / "dist"]

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from by_hand import ENTRY, HERE, PYPROJECT, run
+from by_hand import PYPROJECT, run, write_project
 from ten_models import MODELS
 
 TIMES = "lowering-times.json"
@@ -25,15 +25,9 @@ TIMES = "lowering-times.json"
 
 def tune(name: str, project: Path, cache: Path, budget: float) -> tuple[str, dict[str, Any]]:
     """Tune a model in a new project; return the chosen recipe, and medians and eager's by candidate."""
-    shutil.rmtree(project, ignore_errors=True)
-    package = project / "tenmodels"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    shutil.copy(HERE / "ten_models.py", package)
-    (package / "entry.py").write_text(ENTRY.format(name=name))
     settings = "rtol = 0.001\natol = 0.001"
     text = PYPROJECT.format(name=name, backend='"onnxruntime"', verify="true", settings=settings)
-    (project / "pyproject.toml").write_text(text.replace(".targets.wheel.hooks.lower", ".hooks.lower"))
+    write_project(project, name, text.replace(".targets.wheel.hooks.lower", ".hooks.lower"))
     caches = {"HATCH_LOWER_CACHE_DIR": str(cache), "HF_HUB_OFFLINE": "1"}
     command = ["-m", "hatch_lower", "tune", "--write", "--budget", f"{budget:g}s"]
     (project / "tune.log").write_text(run(command, cwd=project, env={**os.environ, **caches}))

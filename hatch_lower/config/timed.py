@@ -12,7 +12,7 @@ from hatch_lower.config.tables import BackendChoice
 def timed_settings(recipe: Recipe, model: ModelSettings | None = None) -> dict[str, Any]:
     """Return the settings as JSON, without the recipe's name; settings with default values are left out.
 
-    `model`: the model that has layers of the recipe in float32, and a calibration.
+    `model`: the model with its layers in float32 and its calibration, on which the program depends.
     """
     settings: dict[str, Any] = {"backends": [choice_json(choice) for choice in recipe.backends]}
     if recipe.precision != "float32":

@@ -174,7 +174,7 @@ class Sides:
                 raise self.mismatch(what, place, difference)
 
     def judged_tolerance(self, place: str, expected: object, tolerance: Tolerance) -> Tolerance:
-        """Return the tolerance of a gated recipe: constant inputs have outputs near 0, the example inputs a size."""
+        """Return the tolerance of a gated recipe, by the greatest size of an output: constant inputs may give zeros."""
         if not self.gated or not isinstance(expected, torch.Tensor) or not has_inexact_dtype(expected):
             return replace(tolerance, judged=True)
         size = self.sizes[place] = max(root_mean_square(expected), self.sizes.get(place, 0.0))

@@ -30,7 +30,7 @@ MARKS = (QUANTIZED_MARK, *HALF_FACTORS)
 STEPS = 127  # quantization steps from 0 to the greatest magnitude, with 8 bits
 MOST = 2  # allowed error in steps; more than 1, because the tensor may not fill the range that the step was chosen for
 MEAN = 1 / 4  # allowed average error in steps
-GROSS = 1 / 2  # of the root mean square of eager's numbers: that of errors which no metric allows
+GROSS = 1 / 2  # share of the root mean square of eager's numbers; a metric allows no larger errors
 JUDGED = f", or a root mean square of the errors of {GROSS:g} of that of eager's numbers"
 QUANTIZED = f", or {MOST}/{STEPS} of the greatest magnitude and {MEAN:g}/{STEPS} on average"
 
@@ -45,7 +45,7 @@ class Tolerance:
     scale or zero point moves most numbers by more.
 
     Where a metric judges the method, numbers agree that are finite in the same places, if the root mean square of the
-    errors is at most half of the numbers', apart from `atol`. The metric sees the choices that integers stand for.
+    errors is at most half of the numbers', apart from `atol`. Integers, such as the index of a class, are not compared.
     """
 
     rtol: float = 1e-4
@@ -85,7 +85,7 @@ def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
 
 
 def is_gross(expected: Array, given: Array, atol: float) -> bool:
-    """Return whether the errors of an array are as large as its numbers, or it is finite in other places."""
+    """Return whether the errors of an array are about as large as the numbers, or other places are finite."""
     one, other = widest(expected), widest(given)
     library = library_of(one)
     with silence_numpy(library):

@@ -230,7 +230,7 @@ def limit_attention(given: Mapping[str, object]) -> str:
     # the translation takes the root of the scale
     scale = given["scale"]
     positive = scale is None or (isinstance(scale, (int, float)) and 0 <= scale < math.inf)
-    return "" if positive else "attention with a negative scale is not taken whole"
+    return "" if positive else "attention is taken whole with a finite scale of at least 0 only"
 
 
 def limit_convolution(given: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from hatch_lower.exir.graph.surgery import copy_graph, rebuild_program
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.module_checks import same_tensor
 from hatch_lower.pipeline.parameters import user_input_values
+from hatch_lower.pipeline.precision.halves import unused_name
 from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
 
@@ -113,9 +114,10 @@ def share_unchanged(program: ExportedProgram, before: ExportedProgram) -> None:
 def with_own_names(program: ExportedProgram, method: CapturedMethod) -> ExportedProgram:
     """Return a program whose new tensors have the method in their names, which methods of a model do not share."""
     before: dict[str, Any] = {**method.program.state_dict, **method.program.constants}
+    known: dict[str, Any] = {**program.state_dict, **program.constants}
     new = {
-        name: f"{name}_{method.name}"
-        for name, tensor in {**program.state_dict, **program.constants}.items()
+        name: unused_name(f"{name}_{method.name}", known)
+        for name, tensor in known.items()
         if before.get(name) is not tensor
     }
     specs = [

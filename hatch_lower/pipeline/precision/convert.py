@@ -65,7 +65,7 @@ def convert_recipes(
         with stage(reporter, "convert", model.name, recipe.name) as describe:
             kept = model.kept.get(recipe.name, ())
             found[recipe.name] = with_examples(conversion.converted(recipe, kept), compared=examples is not None)
-            if examples is not None and not model.metric:
+            if examples is not None and recipe.verify and not model.metric:
                 refuse_gross_errors(examples, found[recipe.name].examples, recipe, f"model `{model.name}`")
             describe(f"{recipe.precision}, {kept_text(kept)}" if kept else recipe.precision)
         for line in conversion.notes(recipe):
