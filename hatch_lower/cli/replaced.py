@@ -12,7 +12,7 @@ from hatch_lower.driver.signals import uninterrupted
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:
-    """Replace files by others that are complete on the disk, so that an interrupt leaves whole files."""
+    """Replace files by new files that are complete on the disk: an interrupt leaves whole files."""
     with ExitStack() as stack:
         parts = {}
         for path, data in contents.items():
