@@ -59,7 +59,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedHost]:
 
 def timer(eager: Any = None) -> CandidateTimer:
     candidates: Any = {
-        name: SimpleNamespace(candidate=TunedCandidate(Recipe(name, imports=(name,))), folder=Path(f"/{name}"))
+        name: SimpleNamespace(
+            candidate=TunedCandidate(Recipe(name, imports=(name,))), folder=Path(f"/{name}"), process_settings={}
+        )
         for name in SECONDS
     }
     return CandidateTimer(candidates, lambda: CALLS, 2, eager, os.environ, 60.0)
@@ -77,6 +79,18 @@ def test_a_heat_calls_all_candidates_in_both_orders_with_their_own_recipes(host:
     assert first["imports"] == ["openvino", "portable"]
     assert used.samples["openvino"] == [(1.0, 8.0), (1.0, 8.0)]
     assert (host.threads, host.closed) == ([2], 1)
+
+
+def test_a_heat_lasts_as_long_as_its_loads_within_limits(host: type[ScriptedHost]) -> None:
+    with timer() as used:
+        used.heat(["openvino"], with_eager=False)
+        used.load("openvino", 1)
+        used.heat(["openvino"], with_eager=False)
+        used.load("portable", 1)
+        used.heat(["openvino", "portable"], with_eager=False)
+    calls = [request for request in host.asked if request["kind"] == "calls"]
+    assert [request["seconds"] for request in calls[::2]] == [0.3, 0.5, 1.0]
+    assert all(request["rest"] > 0 for request in calls)
 
 
 def test_eager_that_fails_is_noted_and_missing(host: type[ScriptedHost]) -> None:

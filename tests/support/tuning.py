@@ -50,6 +50,7 @@ class ScriptedBench:
                 installed_bytes=BYTES.get(candidate.name, 1000),
                 accuracy=MeasuredAccuracy("error", 1e-6),
                 versions={"torch": "2.13.0"},
+                process_settings={},
             )
         finally:
             self.open.remove(candidate.name)

@@ -73,7 +73,7 @@ def host() -> Iterator[Host]:
 def calls_of(folder: Path, *methods: str, eager: Mapping[str, Any] | None = None, **sizes: int) -> dict[str, Any]:
     request: dict[str, Any] = {"kind": "calls", "model": "net", "recipe": "default", "threads": 1, "imports": []}
     request |= {"sides": {"A": str(folder), "B": str(folder)}, "order": ["A", "B"], "eager": eager, "seconds": 0.01}
-    request |= {"inputs": [str(folder)]}
+    request |= {"inputs": [str(folder)], "rest": 0.0}
     return {**request, "calls": [{"method": method, "sizes": sizes} for method in methods]}
 
 
@@ -352,3 +352,28 @@ def test_inputs_are_the_packaged_ones_unless_another_size_is_asked_for(folder: P
     x, at = input_values("forward", method, {}, {})
     assert isinstance(x, torch.Tensor)
     assert x.shape == (2, 3), "the least size that is no special case, where none is packaged"
+
+
+def test_before_a_block_of_short_calls_an_untimed_block_fills_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(worker.time, "sleep", rests.append)
+    counts: list[int] = []
+
+    def way(count: int) -> float:
+        counts.append(count)
+        return 0.001
+
+    worker.settle(way, 5, 0.002)
+    worker.settle(way, 1, 0.002)
+    assert (rests, counts) == ([0.002, 0.002], [5])
+
+
+@pytest.mark.parametrize(("rest", "sides", "settled"), [(0.002, "AB", True), (0.0, "AB", False), (0.002, "A", False)])
+def test_several_sides_are_timed_after_a_rest(
+    rest: float, sides: str, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[float] = []
+    monkeypatch.setattr(worker, "settle", lambda way, count, seconds: calls.append(seconds))
+    ways = {side: lambda count: 0.01 for side in sides}
+    found = worker.timed_rounds(ways, list(sides), 0.01, rest)
+    assert len(calls) == (sum(map(len, found.values())) if settled else 0)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import field
 from functools import cache
 
+from hatch_lower.cli.measure.apart import process_settings
 from hatch_lower.cli.measure.command import Host, Tell
 from hatch_lower.cli.measure.counted import count_instructions, find_counter
 from hatch_lower.cli.measure.errors import measure_errors
@@ -190,8 +191,9 @@ def works_of(task: Task, plans: Mapping[FigureSubject, MethodPlan], notes: list[
             calls.setdefault((subject.model, subject.recipe, threads), []).append((way, sizes))
     for (model, recipe, threads), ways_ in calls.items():
         folders = {name: side.folders[model].path for name, side in task.sides.items()}
-        imports = task.imports.get(recipe, ())
-        yield TimedWork(model, recipe, threads, tuple(ways_), folders, task.eager.get(model), imports)
+        imports, eager = task.imports.get(recipe, ()), task.eager.get(model)
+        settings = {name: process_settings(side.plan(model, recipe).delegates) for name, side in task.sides.items()}
+        yield TimedWork(model, recipe, threads, tuple(ways_), folders, eager, imports, settings=settings)
 
 
 def time_builds(task: Task, notes: list[str], tell: Tell) -> Measured:
@@ -203,9 +205,7 @@ def time_builds(task: Task, notes: list[str], tell: Tell) -> Measured:
 
 
 def plan_of(side: BenchSide, subject: FigureSubject) -> MethodPlan:
-    contents = side.contents_of(subject.model)
-    plan = contents.plan(contents.manifest.models[subject.model].recipes[subject.recipe])
-    return plan.methods[subject.method]
+    return side.plan(subject.model, subject.recipe).methods[subject.method]
 
 
 def limit_names(side: BenchSide) -> dict[str, LimitNames]:

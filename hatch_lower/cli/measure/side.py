@@ -15,7 +15,7 @@ from hatch_lower.driver.contents import Place, WheelModels, find_contents, place
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import LENGTH_BYTES
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
-from hatch_lower.format.plan import signature_text
+from hatch_lower.format.plan import Plan, signature_text
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import PackagedFolder
 
@@ -37,6 +37,10 @@ class BenchSide(Frozen):
     def contents_of(self, model: str) -> WheelModels:
         (found,) = (each for each in self.contents if model in each.models)
         return found
+
+    def plan(self, model: str, recipe: str) -> Plan:
+        contents = self.contents_of(model)
+        return contents.plan(contents.manifest.models[model].recipes[recipe])
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.cli.measure.apart import ProcessSettings, divide
 from hatch_lower.cli.measure.command import Host, RecipeRefusedError, Tell
 from hatch_lower.cli.measure.figures import FEWEST, FigureSubject
 from hatch_lower.cli.measure.project import build_wheel
@@ -43,6 +44,7 @@ class TimedWork(Frozen):
     eager: Eager | None
     imports: tuple[str, ...] = ()  # modules from the project's settings
     recipes: Mapping[str, str] = field(default_factory=dict)  # side to its recipe, of sides with another recipe
+    settings: Mapping[str, ProcessSettings] = field(default_factory=dict)  # side to the settings of its process
 
 
 @dataclass(slots=True)
@@ -172,21 +174,48 @@ def ask_pair(
     title: str,
     limit: float,
     seconds: float = SECONDS,
+    rest: float = 0.0,
 ) -> list[Mapping[str, Any]]:
     """Return the answers of a pair of processes, of which the second has the sides in reverse order.
 
-    `seconds` are the seconds of a process for the calls of a subject.
+    Sides that cannot share a process have processes of their own, in the same order; eager is beside the first side.
+
+    Args:
+        host: starts the processes.
+        work: the model and the sides.
+        calls: methods and sizes.
+        title: of errors.
+        limit: seconds of a request.
+        seconds: seconds of a process for the calls of a subject.
+        rest: seconds of rest before each block of calls.
     """
     request: dict[str, object] = {
         "kind": "calls",
         **common_request(work),
-        "sides": {side: str(folder) for side, folder in work.folders.items()},
-        "eager": work.eager and {"paths": list(work.eager.paths), "export": work.eager.export},
         "calls": [{"method": subject.method, "sizes": dict(sizes)} for subject, sizes in calls],
         "seconds": seconds,
+        "rest": rest,
     }
-    sides = list(work.folders)
-    return [host.ask({**request, "order": order}, title, limit) for order in (sides, sides[::-1])]
+    eager = work.eager and {"paths": list(work.eager.paths), "export": work.eager.export}
+    groups = divide(list(work.folders), work.settings)
+
+    def asked(group: Sequence[str], order: Sequence[str]) -> Mapping[str, Any]:
+        sides = {side: str(work.folders[side]) for side in group}
+        beside = eager if group is groups[0] else None
+        return host.ask({**request, "sides": sides, "order": order, "eager": beside}, title, limit)
+
+    forward = merge_answers([asked(group, group) for group in groups])
+    backward = merge_answers([asked(group, group[::-1]) for group in reversed(groups)])
+    return [forward, backward]
+
+
+def merge_answers(answers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the answer of a single process, made of the answers of processes with different sides."""
+    calls = [
+        {side: times for part in parts for side, times in part.items()}
+        for parts in zip(*(answer["calls"] for answer in answers), strict=True)
+    ]
+    return {"calls": calls, "no eager": "".join(answer["no eager"] for answer in answers)}
 
 
 def common_request(work: TimedWork) -> dict[str, object]:

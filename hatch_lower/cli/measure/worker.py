@@ -169,7 +169,7 @@ def measure_calls(request: Request) -> Mapping[str, object]:
             for side, owner in loaded.items()
             if name in owner.methods
         }
-        series.append(timed_rounds(ways, request["order"], request["seconds"]))
+        series.append(timed_rounds(ways, request["order"], request["seconds"], request["rest"]))
     return {"calls": series, "no eager": refusal}
 
 
@@ -209,8 +209,8 @@ def program_arrays(owner: LoadedModel | EagerModel) -> Arrays:
     return arrays_of(owner) if isinstance(owner, LoadedModel) else owner.arrays
 
 
-def timed_rounds(ways: Mapping[str, Call], order: Sequence[str], limit: float) -> dict[str, list[float]]:
-    """Return the seconds of a call in each round, by side, for at most `limit` seconds."""
+def timed_rounds(ways: Mapping[str, Call], order: Sequence[str], limit: float, rest: float) -> dict[str, list[float]]:
+    """Return the seconds of a call in each round, by side, for at most `limit` seconds, with rests between sides."""
     counts = block_sizes(ways)
     warm_up(ways, counts, limit)
     times: dict[str, list[float]] = {side: [] for side in ways}
@@ -223,9 +223,18 @@ def timed_rounds(ways: Mapping[str, Call], order: Sequence[str], limit: float) -
             break
         # alternate rounds reverse the order, because the side after eager finds its memory in the caches
         for side in [*(order if turn % 2 == 0 else reversed(order)), *(ways.keys() - set(order))]:
+            if rest and len(ways) > 1:
+                settle(ways[side], counts[side], rest)
             times[side].append(ways[side](counts[side]))
     gc.enable()
     return times
+
+
+def settle(way: Call, count: int, rest: float) -> None:
+    """Wait until the threads of other sides are idle; then fill the caches, if a call is short."""
+    time.sleep(rest)
+    if count > 1:
+        way(count)
 
 
 def block_sizes(ways: Mapping[str, Call]) -> dict[str, int]:

@@ -54,10 +54,8 @@ class ProjectBench:
 
 def calls_to_time(settings: Settings, model: str, side: BenchSide, recipe: str, threads: int) -> Calls:
     """Return the calls to time: each method at the sizes in the table `bench`."""
-    contents = side.contents_of(model)
-    plan = contents.plan(contents.manifest.models[model].recipes[recipe])
     calls = []
-    for name, method in plan.methods.items():
+    for name, method in side.plan(model, recipe).methods.items():
         subject = FigureSubject(model, "", name)
         found = ways(settings.bench, subject, [symbol.name for symbol in dimensions_of(method)])
         sizes = list({tuple(each.items()): each for each, _ in found}.values())

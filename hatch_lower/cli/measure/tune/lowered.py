@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from hatch_lower.cache.store import Store
+from hatch_lower.cli.measure.apart import ProcessSettings, process_settings
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.lowered_again import lowered_again
 from hatch_lower.cli.measure.side import BenchSide
@@ -37,6 +38,7 @@ class LoweredCandidate(Frozen):
     installed_bytes: int
     accuracy: MeasuredAccuracy | None
     versions: Mapping[str, str]
+    process_settings: ProcessSettings
 
 
 class LeftOutError(Exception):
@@ -71,6 +73,7 @@ def examined(
         installed_bytes=sum(path.stat().st_size for path in files) + sizes.of_all(entry.requirements),
         accuracy=accuracy_of(side, model, candidate, entry, seconds),
         versions={"torch": manifest.torch, **manifest.tools},
+        process_settings=process_settings(side.plan(model, candidate.name).delegates),
     )
 
 
