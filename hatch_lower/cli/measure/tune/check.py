@@ -13,11 +13,11 @@ from hatch_lower.cli.measure.tune.choose import (
     CandidateBench,
     Progress,
     Wanted,
-    figures_of_aim,
+    bytes_of_aim,
     measurement,
     prepare_candidates,
 )
-from hatch_lower.cli.measure.tune.race import SLOW_ALONE, Race, Stopwatch
+from hatch_lower.cli.measure.tune.race import SLOW_ONCE, Race, Stopwatch, exactly
 from hatch_lower.cli.output import count
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
@@ -107,7 +107,7 @@ def check_choice(
         watch = Stopwatch(timer, wanted.budget, tell, clock)
         candidates = candidates_of(wanted, evidence.of_model(wanted.model, wanted.level))
         names = prepare_candidates(wanted, candidates, bench, state, timer, stack, tell)
-        watch.time_alone(names)
+        watch.time_once(names)
         race, chosen = watch.race, choice.recipe
         state.left_out |= race.failed
         if chosen in state.left_out:
@@ -117,21 +117,17 @@ def check_choice(
         timed = [name for name in names if name not in race.failed]
         if wanted.aim in ("size", "memory"):
             measured = {name: measurement(wanted, bench.calls, state, race, name) for name in timed}
-            figures = figures_of_aim(wanted.aim, measured, race)
+            figures = bytes_of_aim(wanted.aim, measured)
             ratios = {name: exactly(figure / figures[chosen]) for name, figure in figures.items()}
         else:
             ratios = raced_ratios(watch, timed, chosen, limit)
     return CheckedModel(choice, limit, {name: each for name, each in ratios.items() if name != chosen}, state.left_out)
 
 
-def exactly(ratio: float) -> Interval:
-    return Interval(ratio, ratio, ratio)
-
-
 def raced_ratios(watch: Stopwatch, timed: list[str], chosen: str, limit: float) -> dict[str, Interval]:
     """Return the ratios of times to the chosen recipe's; of a much slower candidate, the ratio of the first heats."""
     race = watch.race
-    near = [name for name in timed if race.alone(name) <= SLOW_ALONE * race.alone(chosen)]
+    near = [name for name in timed if race.first_time(name) <= SLOW_ONCE * race.first_time(chosen)]
 
     def is_judged(found: Interval) -> bool:
         return found.high * limit < 1 or found.low * limit >= 1
@@ -141,7 +137,7 @@ def raced_ratios(watch: Stopwatch, timed: list[str], chosen: str, limit: float) 
 
 
 def ratio_to(race: Race, name: str, chosen: str) -> Interval:
-    return race.ratio(name, chosen) if name in race.contenders else exactly(race.estimate(name))
+    return race.ratio(name, chosen) if name in race.contenders else exactly(race.estimate(name).value)
 
 
 def verdict_lines(checked: CheckedModel) -> Iterator[str]:

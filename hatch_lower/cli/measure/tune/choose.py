@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from hatch_lower.cli.measure.command import Tell
-from hatch_lower.cli.measure.figures import METRICS
+from hatch_lower.cli.measure.figures import METRICS, Interval
 from hatch_lower.cli.measure.tune.candidates import (
     Aim,
     Candidates,
@@ -20,7 +19,16 @@ from hatch_lower.cli.measure.tune.candidates import (
     variants,
 )
 from hatch_lower.cli.measure.tune.lowered import LeftOutError, LoweredCandidate, left_out_reason
-from hatch_lower.cli.measure.tune.race import WORTH_OPTIONS, Preference, Race, Stopwatch, Timer, fast_alone, pick
+from hatch_lower.cli.measure.tune.race import (
+    WORTH_OPTIONS,
+    Preference,
+    Race,
+    Stopwatch,
+    Timer,
+    exactly,
+    fast_once,
+    pick,
+)
 from hatch_lower.cli.measure.tune.timer import Calls, times_of_calls
 from hatch_lower.config.settings import Settings
 from hatch_lower.config.tables import Precision
@@ -83,7 +91,7 @@ class TunedModel(Frozen):
     ratios: Mapping[str, float]  # candidate to its figure of the aim, divided by the chosen candidate's
     left_out: Mapping[str, str]  # candidate to the reason
     is_certain: bool
-    rough: tuple[str, ...] = ()  # candidates whose ratio is that of single measurements beside eager
+    rough: tuple[str, ...] = ()  # candidates whose ratio is that of a single heat
     notes: tuple[str, ...] = ()
 
 
@@ -105,17 +113,17 @@ def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callab
         state.samples = timer.samples
         watch = Stopwatch(timer, wanted.budget, tell, clock)
         names = prepare_candidates(wanted, list(found), bench, state, timer, stack, tell)
-        watch.time_alone(names)
-        fast = [state.candidates[name] for name in fast_alone(watch.race, names, WORTH_OPTIONS)]
+        watch.time_once(names)
+        fast = [state.candidates[name] for name in fast_once(watch.race, names, WORTH_OPTIONS)]
         more = [each for candidate in fast for each in add_variants(found, candidate, wanted)]
         others = prepare_candidates(wanted, more, bench, state, timer, stack, tell)
-        watch.time_alone(others)
+        watch.time_once(others)
         state.left_out |= watch.race.failed
         timed = [name for name in (*names, *others) if name not in watch.race.failed]
         if not timed:
             raise no_candidate_error(wanted, state.left_out)
         if wanted.aim in ("latency", "throughput"):
-            watch.contend(fast_alone(watch.race, timed))
+            watch.contend(fast_once(watch.race, timed))
         return tuned_answer(wanted, bench.calls, state, watch.race, timed, tuple(timer.notes))
 
 
@@ -173,10 +181,9 @@ def tuned_answer(
     wanted: Wanted, calls: Calls, state: Progress, race: Race, timed: Sequence[str], notes: Sequence[str]
 ) -> TunedModel:
     measurements = {name: measurement(wanted, calls, state, race, name) for name in timed}
-    estimates = figures_of_aim(wanted.aim, measurements, race)
-    preferences = {name: preference(wanted, state, name) for name in estimates}
-    chosen = pick(estimates, preferences)
-    figures = {name: estimates.get(name, race.estimate(name) if race.leader else math.inf) for name in timed}
+    ratios = ratios_to_best(wanted.aim, measurements, race)
+    chosen = pick(ratios, {name: preference(wanted, state, name) for name in ratios})
+    figures = {name: (ratios[name] if name in ratios else race.estimate(name)).value for name in timed}
     return TunedModel(
         TunedChoice(wanted.model, wanted.level, wanted.aim, chosen),
         wanted.current,
@@ -191,17 +198,24 @@ def tuned_answer(
     )
 
 
-def figures_of_aim(aim: Aim, measurements: Mapping[str, Measurement], race: Race) -> dict[str, float]:
-    """Return the figure of the aim for each candidate that may be chosen: less is better."""
+def ratios_to_best(aim: Aim, measurements: Mapping[str, Measurement], race: Race) -> dict[str, Interval]:
+    """Return the ratio to the best figure of the aim, for each candidate that may be chosen."""
+    if aim in ("latency", "throughput"):
+        return {name: race.estimate(name) for name in race.contenders}
+    figures = bytes_of_aim(aim, measurements)
+    least = min(figures.values())
+    return {name: exactly(figure / least) for name, figure in figures.items()}
+
+
+def bytes_of_aim(aim: Aim, measurements: Mapping[str, Measurement]) -> dict[str, int]:
+    """Return the bytes of each candidate, installed or in memory, of which small differences do not count."""
     if aim == "size":
-        return {name: float(max(each.installed_bytes, 1)) for name, each in measurements.items()}
-    if aim == "memory":
-        least = min(each.memory_bytes for each in measurements.values())
-        return {
-            name: float(least if each.memory_bytes <= least + UNEQUAL_LOAD else each.memory_bytes)
-            for name, each in measurements.items()
-        }
-    return {name: race.estimate(name) for name in race.contenders}
+        return {name: max(each.installed_bytes, 1) for name, each in measurements.items()}
+    least = min(each.memory_bytes for each in measurements.values())
+    return {
+        name: least if each.memory_bytes <= least + UNEQUAL_LOAD else each.memory_bytes
+        for name, each in measurements.items()
+    }
 
 
 def preference(wanted: Wanted, state: Progress, name: str) -> Preference:

@@ -1,7 +1,8 @@
 """The race of candidates: all are timed shortly, slower candidates leave, the others share the rest of the budget.
 
 The race sees names and seconds only. A heat is a pair of processes, in which candidates are called in turns; ratios are
-taken within heats, so that other work of the machine affects both sides of a ratio.
+taken within heats, so that other work of the machine affects both sides of a ratio. Eager, whose import may take longer
+than all calls, is beside the candidates in their first heats only.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from hatch_lower.frozen import Frozen
 
 EAGER = ""  # the name of eager in a heat: no recipe has an empty name
 TIE = 1.02  # a smaller ratio is no reason for a choice
+CLOSE = 1.03  # nor is a smaller ratio that may be a tie: repetitions are to choose the same candidate
 NARROW = 1.01  # an interval with this ratio of its ends has an estimate that counts
 # A candidate that is slower by this factor in its first heat leaves. On two busy cores the ratio to eager of equal
 # programs differed by a factor of 1.65 between two first heats.
-SLOW_ALONE = 2.5
+SLOW_ONCE = 2.5
 WORTH_OPTIONS = 2.0  # of candidates that are slower by this factor in their first heat, options are not tried
 # number of heats to the smallest ratio to the leader with which a candidate leaves, if every heat has a larger ratio
 SLOW_TOGETHER: Mapping[int, float] = {2: 1.35, 4: 1.15}
@@ -56,30 +58,45 @@ class Race:
     def shared(self, *names: str) -> list[Heat]:
         return [heat for heat in self.heats if all(name in heat for name in names)]
 
-    def estimate(self, name: str) -> float:
-        """Return the ratio to the leader: within common heats, else by way of another candidate, or of eager."""
+    def estimate(self, name: str) -> Interval:
+        """Return the ratio to the leader.
+
+        The ratio is that of common heats, else an uncertain ratio by way of another candidate, or of eager.
+        """
         if name == self.leader:
-            return 1.0
+            return exactly(1.0)
         if self.shared(name, self.leader):
-            return self.ratio(name, self.leader).value
+            return self.ratio(name, self.leader)
         for other in self.contenders:
             if self.shared(name, other) and self.shared(other, self.leader):
-                return self.ratio(name, other).value * self.ratio(other, self.leader).value
-        return self.alone(name) / self.alone(self.leader)
+                return uncertain(self.ratio(name, other).value * self.ratio(other, self.leader).value)
+        return uncertain(self.first_time(name) / self.first_time(self.leader))
 
     def is_rough(self, name: str) -> bool:
-        """Return whether a candidate was never timed together with another."""
-        return not any(name in heat and len(heat.keys() - {EAGER}) > 1 for heat in self.heats)
+        """Return whether a candidate left after its first heat."""
+        return len(self.shared(name)) == 1
+
+    def first_heat(self, name: str) -> Heat:
+        return self.shared(name)[0]
 
     @property
     def has_eager(self) -> bool:
         """Whether eager was timed beside every candidate; eager is missing beside a recipe for a GPU."""
-        return all(EAGER in heat for heat in self.heats if len(heat.keys() - {EAGER}) == 1)
+        names = {name for heat in self.heats for name in heat} - {EAGER}
+        return all(EAGER in self.first_heat(name) for name in names)
 
-    def alone(self, name: str) -> float:
+    def first_time(self, name: str) -> float:
         """Return the time in the first heat, relative to eager if eager was timed beside every candidate."""
-        heat = self.shared(name)[0]
+        heat = self.first_heat(name)
         return mean_call(heat[name]) / (mean_call(heat[EAGER]) if self.has_eager else 1.0)
+
+
+def exactly(ratio: float) -> Interval:
+    return Interval(ratio, ratio, ratio)
+
+
+def uncertain(ratio: float) -> Interval:
+    return Interval(ratio, 0.0, math.inf)
 
 
 def mean_call(seconds: Sequence[float]) -> float:
@@ -107,23 +124,37 @@ class Stopwatch(Frozen):
     def is_over(self) -> bool:
         return self.race.spent > self.budget
 
-    def heat(self, names: Sequence[str], *, with_eager: bool = False) -> None:
+    def heat(self, names: Sequence[str], *, with_eager: bool = False) -> Heat:
         begin = self.clock()
         try:
-            self.race.heats.append(self.timer.heat(names, with_eager=with_eager))
+            return self.timer.heat(names, with_eager=with_eager)
         finally:
             self.race.spent += self.clock() - begin
 
-    def time_alone(self, names: Sequence[str]) -> None:
-        """Time each candidate beside eager alone; raise `ConfigError` if the budget is too small for all candidates."""
-        for done, name in enumerate(names):
+    def time_once(self, names: Sequence[str]) -> None:
+        """Time each candidate beside eager once; raise `ConfigError` if the budget is too small for all candidates."""
+        done = 0
+        for group in groups(names, TOGETHER):
             if done and self.is_over:
                 raise small_budget_error(self.budget, self.race.spent, done, len(names))
-            self.tell(f"timing {name}, {done + 1} of {len(names)}")
-            try:
-                self.heat([name], with_eager=True)
-            except LowerError as error:  # a crash, or a hanging call, concerns this candidate only
-                self.race.failed[name] = ": ".join(filter(None, [error.what, error.found]))
+            self.tell(f"timing {', '.join(group)}: {done + len(group)} of {len(names)}")
+            self.time_group(group)
+            done += len(group)
+
+    def time_group(self, group: Sequence[str]) -> None:
+        """Time candidates beside eager: together, or each alone if that fails or if eager is missing beside one."""
+        try:
+            heat = self.heat(group, with_eager=True)
+        except LowerError as error:  # a crash, or a hanging call, concerns a single candidate
+            if len(group) == 1:
+                self.race.failed[group[0]] = ": ".join(filter(None, [error.what, error.found]))
+                return
+        else:
+            if EAGER in heat or len(group) == 1:
+                self.race.heats.append(heat)
+                return
+        for name in group:
+            self.time_group([name])
 
     def contend(self, names: Sequence[str], fixed: str = "", is_settled: Settled = is_settled) -> None:
         """Time candidates together until the best are known, or until the budget is used up.
@@ -131,7 +162,7 @@ class Stopwatch(Frozen):
         With a `fixed` leader, until the ratio of every other candidate to the leader is settled.
         """
         race = self.race
-        race.leader = fixed or min(names, key=race.alone)
+        race.leader = fixed or min(names, key=race.first_time)
         race.contenders = list(names)
         for turn in itertools.count(1):
             others = [name for name in race.contenders if name != race.leader]
@@ -139,18 +170,18 @@ class Stopwatch(Frozen):
             race.is_certain = not rest
             if not rest or self.is_over:
                 break
-            for group in groups(rest):
+            for group in groups(rest, TOGETHER - 1):
                 self.tell(f"turn {turn}: {', '.join([race.leader, *group])}")
-                self.heat([race.leader, *group])
+                race.heats.append(self.heat([race.leader, *group]))
             drop_slower(race)
-            race.leader = fixed or min(race.contenders, key=lambda name: (race.estimate(name), name))
+            race.leader = fixed or min(race.contenders, key=lambda name: (race.estimate(name).value, name))
 
 
-def fast_alone(race: Race, names: Sequence[str], most: float = SLOW_ALONE) -> list[str]:
+def fast_once(race: Race, names: Sequence[str], most: float = SLOW_ONCE) -> list[str]:
     """Return the candidates that are at most `most` times slower than the fastest in their first heats."""
     timed = [name for name in names if name not in race.failed]
-    least = min((race.alone(name) for name in timed), default=0.0)
-    return [name for name in timed if race.alone(name) <= most * least]
+    least = min((race.first_time(name) for name in timed), default=0.0)
+    return [name for name in timed if race.first_time(name) <= most * least]
 
 
 def small_budget_error(budget: float, spent: float, done: int, every: int) -> ConfigError:
@@ -166,9 +197,7 @@ def settled(race: Race, name: str, is_settled: Settled) -> bool:
     return bool(race.shared(name, race.leader)) and is_settled(race.ratio(name, race.leader))
 
 
-def groups(names: Sequence[str]) -> list[Sequence[str]]:
-    """Divide candidates into groups that a process holds beside the leader."""
-    size = TOGETHER - 1
+def groups(names: Sequence[str], size: int) -> list[Sequence[str]]:
     return [names[at : at + size] for at in range(0, len(names), size)]
 
 
@@ -199,8 +228,7 @@ class Preference(Frozen):
         return (not self.is_current, not self.is_exact, self.options, self.installed_bytes, name)
 
 
-def pick(estimates: Mapping[str, float], preferences: Mapping[str, Preference]) -> str:
-    """Return the best candidate: the preferred of the candidates within a tie of the smallest estimate."""
-    least = min(estimates.values())
-    equal = [name for name, value in estimates.items() if value <= TIE * least]
+def pick(ratios: Mapping[str, Interval], preferences: Mapping[str, Preference]) -> str:
+    """Return the preferred of the candidates that tie with the best, or may tie, by their ratios to the best."""
+    equal = [name for name, ratio in ratios.items() if ratio.value <= (CLOSE if ratio.low <= TIE else TIE)]
     return min(equal, key=lambda name: preferences[name].key(name))
