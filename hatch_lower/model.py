@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ class Method:
         attribute: the module's bound method to export; default: the name under which this method is declared.
         strict: export as `torch.export.export(strict=True)` does, by reading the method's bytecode. This finds a buffer
             that the method reaches through an object that is no module, as the cache of a decoder is.
+        defer_guards: check the conditions on dynamic sizes that torch.export cannot prove for a whole range in each
+            call; without this such a condition is an error of the export.
     """
 
     args: tuple[Any, ...] = ()
@@ -28,6 +31,7 @@ class Method:
     dynamic_shapes: Any = None
     attribute: str | None = None
     strict: bool = False
+    defer_guards: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,10 @@ class Model:
     Args:
         module: an `nn.Module`, in the mode to export (usually after `eval()`).
         methods: method name to `Method`.
+        exporting: makes a context in which each method is exported: patches of a library whose code torch.export does
+            not take. Eager runs outside of the context.
     """
 
     module: torch.nn.Module
     methods: Mapping[str, Method]
+    exporting: Callable[[], AbstractContextManager[object]] = nullcontext

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
 from hatch_lower.exir.graph.surgery import functionalized
 from hatch_lower.frozen import Frozen
-from hatch_lower.model import Method
+from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.derivatives import call_of_operators
 from hatch_lower.pipeline.discover import Exports
 from hatch_lower.pipeline.exceptions import describe_exception, message_of, refuse_out_of_memory, trim_lines, user_line
@@ -101,8 +100,8 @@ def capture_model(
         with stage(reporter, "export", name, method=method):
             if isinstance(declared, ExportedProgram):
                 captured.append(capture_program(name, method, declared, examples_needed))
-            elif module is not None:
-                captured.append(capture_method(name, method, module, declared, roots))
+            elif isinstance(exports, Model):
+                captured.append(capture_method(name, method, exports, declared, roots))
                 attributes[method] = declared.attribute or method
     share_tensors(name, {method.name: method.program for method in captured})
     return CapturedModel(name, tuple(captured), module, attributes)
@@ -125,9 +124,8 @@ def check_method_names(model: str, methods: Mapping[str, object]) -> None:
             )
 
 
-def capture_method(
-    model: str, name: str, module: torch.nn.Module, declared: Method, roots: Sequence[Path]
-) -> CapturedMethod:
+def capture_method(model: str, name: str, whole: Model, declared: Method, roots: Sequence[Path]) -> CapturedMethod:
+    module = whole.module
     args, kwargs = separate_tensors(tuple(declared.args), dict(declared.kwargs))
     check_tensor_memory(model, name, named_tensors_in({"args": args, "kwargs": kwargs}))
     attribute = declared.attribute or name
@@ -141,7 +139,18 @@ def capture_method(
     )
     keep_source_lines(module, call)
     before = tensor_versions(module)
-    export = partial(torch.export.export, exported, args, kwargs, dynamic_shapes=shapes, strict=strict)
+
+    def export() -> ExportedProgram:
+        with whole.exporting():
+            return torch.export.export(
+                exported,
+                args,
+                kwargs,
+                dynamic_shapes=shapes,
+                strict=strict,
+                prefer_deferred_runtime_asserts_over_guards=declared.defer_guards,
+            )
+
     gradients = False
     changes: dict[tuple[int, str], AttributeChange] = {}
     try:

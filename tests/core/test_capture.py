@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -727,3 +728,47 @@ def test_derivatives_for_inputs_of_dynamic_sizes() -> None:
     refusal = refuse(Derived(), jacobian=method)
     assert refusal.startswith("torch.export cannot trace the derivatives in method `jacobian`")
     assert "are supported for inputs of fixed sizes" in refusal
+
+
+# Patches and sizes for the export alone
+
+
+def test_each_method_is_exported_in_the_context_of_its_model() -> None:
+    entered: list[str] = []
+
+    class Patched(torch.nn.Module):
+        sign = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.sign * x
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * self.sign * x
+
+    @contextmanager
+    def negative() -> Iterator[None]:
+        entered.append("in")
+        Patched.sign = -1.0
+        yield
+        Patched.sign = 1.0
+
+    methods = {"forward": Method((PAIR,)), "twice": Method((PAIR,))}
+    found = capture_model("net", Model(Patched(), methods, exporting=negative), NullReporter())
+    x = torch.ones(2, 4)
+    assert [float(each.program.module()(x)[0, 0]) for each in found.methods] == [-1.0, -2.0]
+    assert len(entered) == 2
+    assert Patched.sign == 1.0
+
+
+def test_a_condition_that_is_not_proven_is_checked_in_each_call_if_deferred() -> None:
+    class Quotient(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            frames = x.shape[0] // 20 - 1
+            return x * 2 if frames * frames > 1 else x
+
+    sizes = {"x": {0: Dim("samples", min=100, max=4000)}}
+    with pytest.raises(CaptureError, match="the dynamic shapes of method `forward` do not hold"):
+        capture(Quotient(), forward=Method((torch.ones(400),), dynamic_shapes=sizes))
+    (method,) = capture(Quotient(), forward=Method((torch.ones(400),), dynamic_shapes=sizes, defer_guards=True)).methods
+    assert method.program.module()(torch.ones(100)).sum() == 200
+    assert set(method.dimensions.values()) == {"samples"}
