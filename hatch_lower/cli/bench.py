@@ -16,6 +16,7 @@ import click
 
 from hatch_lower.cli.arguments import OUTPUT, project_here, target_of
 from hatch_lower.cli.output import show, show_error, write_output_file
+from hatch_lower.config.checkpoint import absolute_export
 from hatch_lower.errors import ConfigError, LowerError, PackageError, printable
 
 if TYPE_CHECKING:
@@ -174,7 +175,10 @@ def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
         task,
         table=settings.bench,
         table_path=project.table,
-        eager={model.name: Eager(tuple(map(str, paths)), model.export) for model in settings.models},
+        eager={
+            model.name: Eager(tuple(map(str, paths)), absolute_export(model.export, settings.root))
+            for model in settings.models
+        },
         imports={recipe.name: recipe.imports for recipe in settings.recipes},
     )
 

@@ -40,6 +40,8 @@ def resolve_package(
         return outermost[0]
     listed = ", ".join(f"`{package}`" for package in sorted(regular)) or "none"
     known = f"its module `{module}` is in none of the wheel's packages with an `__init__.py` ({listed})"
+    if not module:
+        known = f"a checkpoint is in none of the wheel's packages ({listed})"
     shared = f", and other distributions may have files in `{top}`" if top in packages else ""
     problems.append(f"`{here}.package` must say which package gets the model's files: {known}{shared}")
     return None

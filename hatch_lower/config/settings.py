@@ -16,6 +16,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
+from hatch_lower.config.checkpoint import CheckpointFolder
 from hatch_lower.config.option_files import with_contents
 from hatch_lower.config.packages import resolve_package
 from hatch_lower.config.precision_file import read_kept
@@ -72,7 +73,7 @@ class ModelSettings(Frozen):
     """A model: from `[project.entry-points."hatch_lower.models"]` or `models.<name>.export`, with its overrides."""
 
     name: str
-    export: str  # `module:attribute`
+    export: str  # `module:attribute`, or the export of a `CheckpointFolder`
     package: str  # dotted; gets `_lowered/`
     recipes: tuple[str, ...]
     assets: tuple[str, ...] = ()  # globs of files that are packaged beside the programs; in no key
@@ -341,7 +342,8 @@ def resolve_models(
     for name in sorted(entry_points.keys() | given.models.keys()):
         here = f"{path}.models.{quote_key(name)}"
         override = given.models.get(name, ModelTable())
-        declared = f"{ENTRY_POINTS_PATH}.{quote_key(name)}" if name in entry_points else f"{here}.export"
+        setting = "export" if override.transformers is None else "transformers"
+        declared = f"{ENTRY_POINTS_PATH}.{quote_key(name)}" if name in entry_points else f"{here}.{setting}"
         found = len(problems)
         if other := folded.get(name.casefold()):
             problems.append(f"`{declared}` differs from the model `{other}` only in case; the two would share files")
@@ -351,24 +353,36 @@ def resolve_models(
                 f"`{declared}` must be named with letters, digits, `_`, `-` and inner dots: the name becomes a folder"
             )
         problems += file_name_problems(name, declared)
-        if name in entry_points and override.export is not None:
-            problems.append(f"`{here}.export` repeats the model that `{declared}` declares; keep either")
-        if name not in entry_points and override.export is None:
-            problems.append(f"`{here}` is not the name of a model and has no `export`; {nearest(name, entry_points)}")
+        own = override.export if override.transformers is None else override.transformers
+        if name in entry_points and own is not None:
+            problems.append(f"`{here}.{setting}` repeats the model that `{declared}` declares; keep either")
+        if override.export is not None and override.transformers is not None:
+            problems.append(f"`{here}` has both `export` and `transformers`; keep either")
+        if override.task is not None and override.transformers is None:
+            problems.append(f"`{here}.task` is the task of a checkpoint, and the model has no `transformers`")
+        if name not in entry_points and own is None:
+            problems.append(
+                f"`{here}` is not the name of a model and has no `export` or `transformers`;"
+                f" {nearest(name, entry_points)}"
+            )
             continue
         recipes = override.recipes if override.recipes is not None else order
         problems += recipe_problems(recipes, order, f"{here}.recipes")
         if not recipes:
             problems.append(f"`{here}.recipes` must name at least one recipe; {nearest('', order)}")
-        export = entry_points.get(name) or override.export or ""
-        match = OBJECT_REFERENCE.fullmatch(export)
-        if match is None:
-            problems.append(f"`{declared}` must be written `module:attribute`, found `{export}`")
-            continue
-        package = resolve_package(given, override, match["module"], packages, regular, path, here, problems)
+        if override.transformers is not None:
+            module, export = "", CheckpointFolder(override.transformers.rstrip("/"), override.task or "").export
+        else:
+            export = entry_points.get(name) or override.export or ""
+            match = OBJECT_REFERENCE.fullmatch(export)
+            if match is None:
+                problems.append(f"`{declared}` must be written `module:attribute`, found `{export}`")
+                continue
+            module, export = match["module"], f"{match['module']}:{match['attribute']}"
+        package = resolve_package(given, override, module, packages, regular, path, here, problems)
         if package is not None and len(problems) == found:
             ordered = tuple(recipe for recipe in order if recipe in recipes)
-            yield model_settings(name, f"{match['module']}:{match['attribute']}", package, ordered, override, given)
+            yield model_settings(name, export, package, ordered, override, given)
 
 
 def model_settings(

@@ -107,6 +107,12 @@ VERIFY_INPUTS = {
     "pattern": r"((?!/|([^/]*/)*\.\./)[^\\:]+\.safetensors|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)",
     "words": "a safetensors file of the project, such as `samples.safetensors`, or a function, as `module:function`",
 }
+CHECKPOINT = {
+    # relative, and not out of the project
+    "pattern": r"(?!/|([^/]*/)*\.\.(/|$))[^\\:#]+",
+    "words": "a folder of the project, such as `models/reviews`",
+}
+TASK = {"pattern": "[a-z0-9-]+", "words": "a task of transformers, such as `text-classification`"}
 LEAST = {"minimum": 0}
 FUNCTION = {
     "pattern": r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*",
@@ -176,6 +182,13 @@ class ModelTable(Frozen):
     export: str | None = None
     """The export callable, as `module:attribute`, of a model that is not listed under
     `[project.entry-points."hatch_lower.models"]`. Its export code need not be in the wheel."""
+    transformers: str | None = field(default=None, metadata=CHECKPOINT)
+    """Folder of the project with a checkpoint of transformers, as `save_pretrained` writes it, in place of `export`.
+    The model has the method `forward`, with batch and sequence of any size. Configuration, tokenizer and licence in
+    the folder become assets. The build needs `hatch-lower[transformers]`, an installed wheel does not."""
+    task: str | None = field(default=None, metadata=TASK)
+    """Task of the checkpoint, by transformers' name: `text-classification`. Default: the class that wrote the
+    checkpoint decides."""
     package: str | None = None
     """Import package that gets the model's files. Default: the `package` at the top."""
     recipes: tuple[str, ...] | None = None

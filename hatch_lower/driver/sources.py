@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, is_lfs_pointer, sha256_file
+from hatch_lower.config.checkpoint import checkpoint_of
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.config.tables import IN_A_FILE
 from hatch_lower.errors import ConfigError, LowerError, ProgramError
@@ -24,6 +25,7 @@ from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.results import ModelResult, PayloadFile
 from hatch_lower.format.values import Digest, Natural, RelativePath
 from hatch_lower.frozen import Frozen
+from hatch_lower.huggingface.checkpoint import checkpoint_assets
 
 FILE = "file://"
 
@@ -92,6 +94,10 @@ def find_assets(settings: Settings) -> dict[str, dict[str, Path]]:
 def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator[tuple[str, Path]]:
     """Yield name and path of a model's assets, and append a sentence for each pattern that is wrong."""
     taken: dict[str, Path] = {}
+    if (checkpoint := checkpoint_of(model.export)) is not None:
+        for path in checkpoint_assets(root / checkpoint.folder):
+            taken[path.name.casefold()] = path
+            yield path.name, path
     for pattern in model.assets:
         here = f"`{pattern}` in the `assets` of model `{model.name}`"
         folder = root / pattern_folder(pattern)

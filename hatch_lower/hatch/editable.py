@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hatch_lower.canonical import canonical_json
+from hatch_lower.config.checkpoint import absolute_export
 from hatch_lower.config.settings import Settings
 from hatch_lower.driver.build import look_up, write_payload_file
 from hatch_lower.driver.context import BuildContext, ProjectView, build_context, open_cache
@@ -48,7 +49,7 @@ def write_eager(settings: Settings, work: Path, reason: str = "") -> tuple[Paylo
     files = []
     for model in settings.models:
         document = documents.setdefault(model.package, new_document(reason))
-        document["models"][model.name] = model.export
+        document["models"][model.name] = absolute_export(model.export, settings.root)
         if own := assets[model.name]:
             document.setdefault("assets", {})[model.name] = {name: file.path for name, file in own.items()}
         files += [replace(file, path=f"{payload_folder(model.package)}/{file.path}") for file in own.values()]

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.canonical import is_lfs_pointer
+from hatch_lower.config.checkpoint import checkpoint_of
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import EntryPointError, LowerError, nearest
 from hatch_lower.frozen import Frozen
@@ -121,6 +123,8 @@ class EntryPoint(Frozen):
 
     def where(self, line: str = "") -> str:
         subject = f"`{self.setting} = {self.export}`" if self.setting else f"entry point `{self.model} = {self.export}`"
+        if (checkpoint := checkpoint_of(self.export)) is not None:
+            subject = f'model `{self.model}`, `transformers = "{checkpoint.folder}"`'
         return f"{subject}, {line}" if line else subject
 
 
@@ -138,6 +142,10 @@ def discover(entry: EntryPoint) -> Exports:
 
 
 def find_value(entry: EntryPoint) -> object:
+    if (checkpoint := checkpoint_of(entry.export)) is not None:
+        from hatch_lower.huggingface.checkpoint import checkpoint_model
+
+        return partial(checkpoint_model, entry.root / checkpoint.folder, checkpoint.task, entry.where())
     module_name, colon, attributes = (part.strip() for part in entry.export.partition(":"))
     attributes = attributes.partition("[")[0].strip()  # extras have no meaning for an export
     names = [*module_name.split("."), *attributes.split(".")]

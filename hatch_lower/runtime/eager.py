@@ -4,11 +4,13 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from hatch_lower.config.checkpoint import checkpoint_of
 from hatch_lower.errors import ProgramError
 from hatch_lower.model import Method, Model
 from hatch_lower.runtime.module_copy import copy_module
@@ -50,10 +52,8 @@ class EagerModel:
 
 
 def make_eager(name: str, export: str) -> EagerModel:
-    module, _, attributes = export.partition(":")
     try:
-        owner: Any = importlib.import_module(module)
-        value = functools.reduce(getattr, attributes.split("."), owner)()
+        value = exported_value(export)
         if (modules := modules_of(value)) is not None:
             return EagerModel(modules)
     except Exception as error:
@@ -69,6 +69,16 @@ def make_eager(name: str, export: str) -> EagerModel:
         found=type(value).__name__,
         hint="return a `hatch_lower.Model`, `(module, example_args)`, an `ExportedProgram`, or a dict of programs",
     )
+
+
+def exported_value(export: str) -> Any:
+    if (checkpoint := checkpoint_of(export)) is not None:
+        from hatch_lower.huggingface.checkpoint import checkpoint_model
+
+        return checkpoint_model(Path(checkpoint.folder), checkpoint.task, export)
+    module, _, attributes = export.partition(":")
+    owner: Any = importlib.import_module(module)
+    return functools.reduce(getattr, attributes.split("."), owner)()
 
 
 def modules_of(value: Any) -> dict[str, tuple[torch.nn.Module, str]] | None:

@@ -14,6 +14,7 @@ from hatch_lower.cli.measure.timed import SHORTEST, Eager
 from hatch_lower.cli.measure.tune.candidates import Aim, TunedCandidate
 from hatch_lower.cli.measure.tune.lowered import LoweredCandidate, SharedFiles, Sizes, examined, lowered_candidate
 from hatch_lower.cli.measure.tune.timer import Calls, CandidateTimer
+from hatch_lower.config.checkpoint import absolute_export
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.driver.context import ProjectView
 from hatch_lower.frozen import Frozen
@@ -35,7 +36,7 @@ class ProjectBench:
         self._project = project
         self._model = model
         self._threads = threads
-        self._eager = Eager(project.paths, model.export)
+        self._eager = Eager(project.paths, absolute_export(model.export, project.settings.root))
         self._limit = max(budget, SHORTEST)  # seconds of a request
         self._sizes = Sizes()
         self._shared = SharedFiles()

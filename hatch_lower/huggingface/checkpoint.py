@@ -1,0 +1,123 @@
+"""Checkpoints as `save_pretrained` writes them: the model to export, and the files that belong to the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.errors import EntryPointError, nearest
+from hatch_lower.huggingface.tasks import CLASSES
+
+if TYPE_CHECKING:
+    from hatch_lower.model import Model
+
+CONFIG = "config.json"
+# files beside the weights that an application needs: configurations, tokenizer or processor, and the licence
+ASSETS = (
+    CONFIG,
+    *("generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
+    *("chat_template*", "LICENSE*", "LICENCE*"),
+)
+
+
+def checkpoint_model(folder: Path, task: str, where: str) -> Model:
+    """Return the model of a checkpoint for a task, in float32.
+
+    Args:
+        folder: with `config.json` and weights in safetensors files.
+        task: a name of `CLASSES`; empty: the class that the configuration names decides.
+        where: the setting, for errors.
+
+    Raises:
+        EntryPointError: if the folder holds no complete checkpoint, needs code of its own, or is of an unknown class.
+    """
+    transformers = import_transformers(where)
+    kind = class_of(transformers, read_config(folder, where), task, where)
+
+    from torch import float32
+
+    from hatch_lower.huggingface.declare import model
+
+    module, report = kind.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, dtype=float32, output_loading_info=True
+    )
+    # transformers gives parameters that the checkpoint lacks random numbers, which no package should contain
+    if missing := sorted(report["missing_keys"]):
+        raise EntryPointError(
+            f"the checkpoint has no weights for parameters of `{type(module).__name__}`",
+            where=where,
+            found=", ".join(f"`{name}`" for name in missing[:5]) + (", …" if len(missing) > 5 else ""),
+            hint="set the `task` for which the checkpoint was trained, or train the parameters",
+        )
+    return model(module.eval())
+
+
+def import_transformers(where: str) -> Any:
+    try:
+        import transformers
+        import transformers.exporters  # since 5.24
+    except ImportError as error:
+        raise EntryPointError(
+            "a model of the table `transformers` needs the library",
+            where=where,
+            found=f"{type(error).__name__}: {error}",
+            hint='add "hatch-lower[transformers]" to `[build-system] requires`',
+        ) from error
+    return transformers
+
+
+def read_config(folder: Path, where: str) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EntryPointError(
+            "the folder holds no checkpoint of transformers",
+            where=where,
+            found=f"{path}: {error}",
+            hint="name a folder that `model.save_pretrained(folder)` wrote",
+        ) from error
+    if not isinstance(found, dict):
+        raise EntryPointError(
+            "the folder holds no checkpoint of transformers", where=where, found=f"{path}: {type(found).__name__}"
+        )
+    if code := found.get("auto_map"):
+        raise EntryPointError(
+            "the checkpoint brings code of its own, which a build does not run",
+            where=where,
+            found=f"`auto_map` in {path}: {', '.join(map(str, code))}",
+            hint="import the code in an entry point, and return `hatch_lower.huggingface.model(module)`",
+        )
+    return found
+
+
+def class_of(transformers: Any, config: dict[str, Any], task: str, where: str) -> Any:
+    if task and task not in CLASSES:
+        raise EntryPointError(
+            "there is no such task", where=where, found=f"`{task}`; {nearest(task, CLASSES)}", hint="correct `task`"
+        )
+    names = [CLASSES[task]] if task else config.get("architectures") or []
+    if not names or not isinstance(names[0], str):
+        raise EntryPointError(
+            "the task of the checkpoint is not known",
+            where=where,
+            found="`config.json` has no `architectures`",
+            hint='set `task`, such as "text-classification"',
+        )
+    kind = getattr(transformers, names[0], None)
+    if kind is None:
+        raise EntryPointError(
+            f"transformers has no class `{names[0]}`",
+            where=where,
+            found=f"transformers {transformers.__version__}",
+            hint="install the version that wrote the checkpoint, or set `task`",
+        )
+    return kind
+
+
+def checkpoint_assets(folder: Path) -> Iterator[Path]:
+    """Yield the files of a checkpoint that are packaged beside the programs."""
+    yield from sorted({path for pattern in ASSETS for path in folder.glob(pattern) if path.is_file()})

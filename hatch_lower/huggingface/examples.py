@@ -1,0 +1,114 @@
+"""Example inputs of a transformers model, and their dynamic dimensions, from its configuration and its modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import Dim
+
+from hatch_lower.errors import EntryPointError
+from hatch_lower.frozen import Frozen
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BATCH, SEQUENCE = 2, 12  # sizes of examples: torch.export takes a size of 0 or 1 as fixed
+LARGEST_BATCH = 1024
+LONGEST = 4096  # tokens, for models without a limit of their own
+SAMPLES, LONGEST_SAMPLES = 16_000, 480_000  # of sound: a second, and 30 seconds at 16 kHz
+FRAMES = 128  # of a spectrogram without a fixed length
+POSITIONS = ("position_embeddings", "embed_positions", "position_embedding", "wpe")  # names of embeddings of positions
+
+
+class ExampleInput(Frozen):
+    value: torch.Tensor
+    dimensions: Mapping[int, Any]  # dimension to its `torch.export.Dim`
+
+
+def made_inputs(module: PreTrainedModel) -> dict[str, ExampleInput]:
+    """Return example inputs of `forward` by name.
+
+    Raises:
+        EntryPointError: if the model's inputs are of no known kind.
+    """
+    names = inspect.signature(module.forward).parameters
+    batch = Dim("batch", min=1, max=LARGEST_BATCH)
+    found = {name: each for name, each in known_inputs(module, batch) if name in names}
+    if module.main_input_name not in found:
+        raise EntryPointError(
+            "the example inputs of the model are not known",
+            where=f"`{type(module).__name__}.forward`",
+            found=f"its main input is `{module.main_input_name}`",
+            hint="give them: `hatch_lower.huggingface.model(module, inputs={…})`",
+        )
+    return found
+
+
+def known_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, ExampleInput]]:
+    main, config = module.main_input_name, module.config
+    has_vision = getattr(config, "vision_config", None) is not None
+    if main == "pixel_values" or has_vision:
+        yield "pixel_values", image_input(getattr(config, "vision_config", None) or config, batch)
+    if main == "input_values" and hasattr(config, "max_length"):  # a spectrogram of a fixed length
+        yield "input_values", ExampleInput(torch.randn(BATCH, config.max_length, config.num_mel_bins), {0: batch})
+    elif main == "input_values":
+        yield (
+            "input_values",
+            ExampleInput(
+                torch.randn(BATCH, SAMPLES), {0: batch, 1: Dim("samples", min=SAMPLES // 4, max=LONGEST_SAMPLES)}
+            ),
+        )
+    if main == "input_features":
+        yield "input_features", spectrogram_input(config, batch)
+    if main == "input_ids":
+        yield from text_inputs(module, batch)
+    if config.is_encoder_decoder:
+        length = Dim("decoder_sequence", min=1, max=longest_text(module))
+        yield "decoder_input_ids", token_input(config, batch, length)
+
+
+def text_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, ExampleInput]]:
+    config = module.config.get_text_config()
+    length = Dim("sequence", min=1, max=longest_text(module))
+    yield "input_ids", token_input(config, batch, length)
+    mask = torch.ones(BATCH, SEQUENCE, dtype=torch.int64)
+    yield "attention_mask", ExampleInput(mask, {0: batch, 1: length})
+    if getattr(config, "type_vocab_size", 0) > 1:
+        yield "token_type_ids", ExampleInput(torch.zeros_like(mask), {0: batch, 1: length})
+
+
+def token_input(config: Any, batch: Any, length: Any) -> ExampleInput:
+    ids = torch.randint(0, config.vocab_size, (BATCH, SEQUENCE))
+    for special in ("pad_token_id", "eos_token_id"):
+        number = getattr(config, special, None)
+        for each in number if isinstance(number, list) else [number]:
+            ids[ids == each] = next(other for other in range(config.vocab_size) if other != each)
+    return ExampleInput(ids, {0: batch, 1: length})
+
+
+def longest_text(module: PreTrainedModel) -> int:
+    """Return the largest number of tokens for which the model has positions."""
+    config = module.config.get_text_config()
+    limits = [LONGEST, *(getattr(config, name, None) or LONGEST for name in ("max_position_embeddings", "n_positions"))]
+    for name, child in module.named_modules():
+        if isinstance(child, torch.nn.Embedding) and name.rpartition(".")[2] in POSITIONS and "vision" not in name:
+            # tables with an index for padding number positions from the next index on
+            limits.append(child.num_embeddings - (0 if child.padding_idx is None else child.padding_idx + 1))
+    return min(limits)
+
+
+def image_input(config: Any, batch: Any) -> ExampleInput:
+    size = getattr(config, "image_size", None) or 224
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    channels = getattr(config, "num_channels", None) or 3
+    return ExampleInput(torch.randn(BATCH, channels, height, width), {0: batch})
+
+
+def spectrogram_input(config: Any, batch: Any) -> ExampleInput:
+    mels = getattr(config, "num_mel_bins", None) or 80
+    positions = getattr(config, "max_source_positions", None)
+    frames = 2 * positions if positions else FRAMES
+    return ExampleInput(torch.randn(BATCH, mels, frames), {0: batch})

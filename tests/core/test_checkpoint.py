@@ -1,0 +1,307 @@
+"""Checkpoints of transformers as models: the setting, the class of a task, complete weights, inputs, and assets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hatch_lower.config.checkpoint import CheckpointFolder, absolute_export, checkpoint_of
+from hatch_lower.config.settings import Metadata, Settings, read_settings
+from hatch_lower.driver.sources import find_assets
+from hatch_lower.errors import ConfigError, EntryPointError, ProgramError
+from hatch_lower.events import NullReporter
+from hatch_lower.huggingface import model
+from hatch_lower.huggingface.checkpoint import checkpoint_model
+from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.discover import EntryPoint, discover
+from hatch_lower.runtime.eager import make_eager
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+WORDS = {"vocab_size": 99, **SMALL}
+SOUND = {
+    **SMALL,
+    "conv_dim": (16, 16),
+    "conv_kernel": (10, 3),
+    "conv_stride": (5, 2),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "vocab_size": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    pytest.importorskip("transformers.exporters")
+    return pytest.importorskip("transformers")
+
+
+def bert(transformers: Any, kind: str = "BertForSequenceClassification") -> Any:
+    torch.manual_seed(0)
+    return getattr(transformers, kind)(transformers.BertConfig(**WORDS)).eval()
+
+
+@pytest.fixture
+def folder(transformers: Any, tmp_path: Path) -> Path:
+    bert(transformers).save_pretrained(tmp_path / "models" / "reviews")
+    return tmp_path / "models" / "reviews"
+
+
+def settings(root: Path, **reviews: Any) -> Settings:
+    project = Metadata("reviews", "1.0", {})
+    return read_settings(
+        {"models": {"reviews": reviews}}, project, root=root, packages=["reviews"], regular=["reviews"]
+    )
+
+
+# The setting
+
+
+def test_an_export_is_a_checkpoint_or_an_entry_point() -> None:
+    for checkpoint in (CheckpointFolder("models/reviews"), CheckpointFolder("models/reviews", "fill-mask")):
+        assert checkpoint_of(checkpoint.export) == checkpoint
+    assert checkpoint_of("digits.model:export") is None
+    assert checkpoint_of("transformers:pipeline#") is None
+    assert absolute_export("transformers:models/a#fill-mask", Path("/work")) == "transformers:/work/models/a#fill-mask"
+    assert absolute_export("digits.model:export", Path("/work")) == "digits.model:export"
+
+
+def test_a_checkpoint_declares_a_model_in_the_only_package(tmp_path: Path) -> None:
+    (found,) = settings(tmp_path, transformers="models/reviews/", task="text-classification").models
+    assert (found.export, found.package) == ("transformers:models/reviews#text-classification", "reviews")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"transformers": "models/a", "export": "a.b:c"}, "has both `export` and `transformers`; keep either"),
+        ({"export": "a.b:c", "task": "fill-mask"}, "is the task of a checkpoint, and the model has no `transformers`"),
+        ({"transformers": "../models"}, "must be a folder of the project, such as `models/reviews`"),
+        ({"transformers": "/models"}, "must be a folder of the project, such as `models/reviews`"),
+        ({"transformers": "models/a", "task": "Fill Mask"}, "must be a task of transformers"),
+        ({}, "has no `export` or `transformers`"),
+    ],
+)
+def test_a_wrong_table_is_refused(table: dict[str, str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        settings(tmp_path, **table)
+    assert words in error.value.found
+
+
+def test_a_checkpoint_beside_several_packages_needs_a_package(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a checkpoint is in none of the wheel's packages"):
+        read_settings(
+            {"models": {"reviews": {"transformers": "models/reviews"}}},
+            Metadata("reviews", "1.0", {}),
+            root=tmp_path,
+            packages=["one", "two"],
+            regular=["one", "two"],
+        )
+
+
+# The checkpoint
+
+
+def test_the_configuration_decides_the_class_without_a_task(folder: Path) -> None:
+    found = checkpoint_model(folder, "", "here")
+    assert type(found.module).__name__ == "BertForSequenceClassification"
+    assert not found.module.training
+    assert {parameter.dtype for parameter in found.module.parameters()} == {torch.float32}
+
+
+def test_weights_in_half_precision_are_loaded_as_float32(transformers: Any, tmp_path: Path) -> None:
+    bert(transformers).to(torch.bfloat16).save_pretrained(tmp_path)
+    found = checkpoint_model(tmp_path, "", "here")
+    assert {parameter.dtype for parameter in found.module.parameters()} == {torch.float32}
+
+
+def test_parameters_that_the_checkpoint_lacks_are_refused(transformers: Any, tmp_path: Path) -> None:
+    bert(transformers, "BertModel").save_pretrained(tmp_path)
+    with pytest.raises(EntryPointError, match="no weights for parameters of `BertForTokenClassification`") as error:
+        checkpoint_model(tmp_path, "token-classification", "here")
+    assert error.value.found == "`classifier.bias`, `classifier.weight`"
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "what"),
+    [
+        (None, "", "the folder holds no checkpoint"),
+        ("{", "", "the folder holds no checkpoint"),
+        ("[]", "", "the folder holds no checkpoint"),
+        ({"auto_map": {"AutoModel": "modeling.Net"}}, "", "brings code of its own"),
+        ({"model_type": "bert"}, "", "the task of the checkpoint is not known"),
+        ({"architectures": ["BertForNothing"]}, "", "transformers has no class `BertForNothing`"),
+        ({"model_type": "bert"}, "text-clasification", "there is no such task"),
+    ],
+)
+def test_a_folder_without_a_usable_checkpoint_is_refused(
+    config: object, task: str, what: str, transformers: Any, tmp_path: Path
+) -> None:
+    if config is not None:
+        text = config if isinstance(config, str) else json.dumps(config)
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(EntryPointError, match=what) as error:
+        checkpoint_model(tmp_path, task, "here")
+    assert error.value.where == "here"
+    assert error.value.hint or not isinstance(config, dict)
+
+
+def test_a_checkpoint_without_weights_is_an_error_of_the_setting(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    root = folder.parents[1]
+    with pytest.raises(EntryPointError, match="the entry point failed") as error:
+        discover(EntryPoint("reviews", "transformers:models/reviews", root))
+    assert error.value.where == 'model `reviews`, `transformers = "models/reviews"`'
+
+
+def test_discovery_returns_the_model_of_a_checkpoint(folder: Path) -> None:
+    found: Any = discover(EntryPoint("reviews", "transformers:models/reviews#text-classification", folder.parents[1]))
+    assert list(found.methods) == ["forward"]
+
+
+def test_an_editable_install_runs_the_module_itself(transformers: Any, folder: Path) -> None:
+    eager = make_eager("reviews", absolute_export("transformers:models/reviews", folder.parents[1]))
+    ids = torch.arange(6).reshape(2, 3)
+    expected = bert(transformers)(input_ids=ids).logits
+    found: Any = eager.methods["forward"](input_ids=ids)
+    assert torch.equal(found.logits, expected)
+    with pytest.raises(ProgramError, match="the entry point of model `reviews` failed"):
+        make_eager("reviews", "transformers:/nowhere")
+
+
+def test_configuration_tokenizer_and_licence_are_assets(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    names = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "merges.txt", "LICENSE"]
+    for name in [*names, "model.safetensors", "training_args.bin", "README.md"]:
+        (folder / name).write_text(name)
+    found = find_assets(settings(tmp_path, transformers="models"))
+    assert found == {"reviews": {name: folder / name for name in sorted(names)}}
+
+
+def test_an_asset_of_the_table_with_the_name_of_a_checkpoint_s_file_is_refused(tmp_path: Path) -> None:
+    for place in ("models", "other"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "config.json").write_text("{}")
+    with pytest.raises(ConfigError) as error:
+        find_assets(settings(tmp_path, transformers="models", assets=["other/config.json"]))
+    assert "matches `other/config.json`, whose name `models/config.json` has" in error.value.found
+
+
+# Example inputs
+
+
+def captured(module: Any, **options: Any) -> CapturedModel:
+    return capture_model("net", model(module, **options), NullReporter())
+
+
+TEXT = {"input_ids": {"batch", "sequence"}, "attention_mask": {"batch", "sequence"}}
+NETWORKS: dict[str, tuple[Callable[[Any], Any], dict[str, set[str]]]] = {
+    "roberta": (
+        lambda library: library.RobertaForMaskedLM(library.RobertaConfig(max_position_embeddings=40, **WORDS)),
+        {**TEXT, "token_type_ids": TEXT["input_ids"]},
+    ),
+    "distilbert": (
+        lambda library: library.DistilBertModel(
+            library.DistilBertConfig(vocab_size=99, dim=32, n_layers=1, n_heads=2, hidden_dim=64)
+        ),
+        TEXT,
+    ),
+    "llama": (
+        lambda library: library.LlamaForCausalLM(library.LlamaConfig(num_key_value_heads=2, **WORDS)),
+        TEXT,
+    ),
+    "t5": (
+        lambda library: library.T5ForConditionalGeneration(
+            library.T5Config(vocab_size=99, d_model=32, d_ff=64, num_layers=1, num_heads=2, d_kv=16)
+        ),
+        {
+            **TEXT,
+            "decoder_input_ids": {"batch", "decoder_sequence"},
+        },
+    ),
+    "vit": (
+        lambda library: library.ViTForImageClassification(library.ViTConfig(image_size=32, patch_size=16, **SMALL)),
+        {"pixel_values": {"batch"}},
+    ),
+    "clip": (
+        lambda library: library.CLIPModel(
+            library.CLIPConfig(
+                text_config={"eos_token_id": 98, **WORDS},
+                vision_config={"image_size": 32, "patch_size": 16, **SMALL},
+                projection_dim=16,
+            )
+        ),
+        {"pixel_values": {"batch"}, **TEXT},
+    ),
+    "wav2vec2": (
+        lambda library: library.Wav2Vec2ForCTC(library.Wav2Vec2Config(**SOUND)),
+        {"input_values": {"batch", "samples"}},
+    ),
+    "spectrogram": (
+        lambda library: library.ASTForAudioClassification(
+            library.ASTConfig(max_length=32, num_mel_bins=16, patch_size=8, frequency_stride=8, time_stride=8, **SMALL)
+        ),
+        {"input_values": {"batch"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_model_is_exported_with_inputs_of_its_kind(name: str, transformers: Any) -> None:
+    make, expected = NETWORKS[name]
+    torch.manual_seed(0)
+    module = make(transformers).eval()
+    declared = model(module).methods["forward"]
+    sizes = {key: {dim.__name__ for dim in dims.values()} for key, dims in declared.dynamic_shapes.items()}
+    assert sizes == expected
+    (method,) = captured(module).methods
+    assert set(method.dimensions.values()) == set().union(*expected.values())
+    assert method.kwargs.keys() == expected.keys()
+
+
+def test_the_longest_text_is_the_number_of_positions(transformers: Any) -> None:
+    make, _ = NETWORKS["roberta"]
+    sequence = model(make(transformers)).methods["forward"].dynamic_shapes["input_ids"][1]
+    assert sequence.max == 38, "the first two positions of the 40 are for padding"
+
+
+def test_given_inputs_are_taken_as_they_are(transformers: Any) -> None:
+    ids = torch.ones(1, 4, dtype=torch.int64)
+    declared = model(bert(transformers), inputs={"input_ids": ids}).methods["forward"]
+    assert declared.kwargs == {"input_ids": ids}
+    assert declared.dynamic_shapes is None
+
+
+def test_a_module_of_another_library_is_refused() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(EntryPointError, match="takes a model of transformers") as error:
+        model(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    assert error.value.found == "a value of type `Linear`"
+
+
+def test_a_model_with_unknown_inputs_needs_given_inputs(transformers: Any) -> None:
+    class Odd(transformers.BertModel):  # type: ignore[misc]
+        main_input_name = "points"
+
+    with pytest.raises(EntryPointError, match="the example inputs of the model are not known") as error:
+        model(Odd(transformers.BertConfig(**WORDS)))
+    assert error.value.found == "its main input is `points`"
+
+
+def test_patches_are_in_place_during_the_export_only(transformers: Any) -> None:
+    module = bert(transformers)
+    before = module.config.use_cache, torch.Tensor.__dict__.get("__torch_function__"), module.config.return_dict
+    captured(module)
+    assert before == (
+        module.config.use_cache,
+        torch.Tensor.__dict__.get("__torch_function__"),
+        module.config.return_dict,
+    )
+    with model(module).exporting():
+        assert module.config.use_cache is False
