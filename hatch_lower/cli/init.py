@@ -18,13 +18,16 @@ from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.output import show
 from hatch_lower.cli.proposal import NEEDS, proposal_lines, propose
-from hatch_lower.cli.scaffold import Package, find_package, module_package, weights_globs, write_stub
+from hatch_lower.cli.scaffold import Package, find_package, module_package, weights_globs, write_package, write_stub
+from hatch_lower.config.checkpoint import SCHEME, CheckpointFolder, checkpoint_of
 from hatch_lower.config.requirements import OWN_NAME, read_requirement
 from hatch_lower.config.settings import HOOK_PATH, Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import read_pyproject
+from hatch_lower.huggingface.checkpoint import read_checkpoint_config
+from hatch_lower.huggingface.tasks import TASK_CLASSES
 from hatch_lower.runtime.torch_private.unimported import numbers, tried_versions
 
 if TYPE_CHECKING:
@@ -41,6 +44,12 @@ GPU_BACKEND = "cuda"
 @root_option
 @click.option("--model", help="The model's name. Default: the project's.")
 @click.option("--export", help="The function that returns the model. Default: `export` in the package's `model`.")
+@click.option(
+    "--transformers",
+    "checkpoint",
+    help="A folder of the project with a checkpoint of transformers, in place of a function.",
+)
+@click.option("--task", help="The checkpoint's task, such as `text-classification`. Default: by its configuration.")
 @click.option("--backend", "backends", multiple=True, help="A backend. Repeatable. Default: by the needs.")
 @click.option(
     "--need",
@@ -50,13 +59,25 @@ GPU_BACKEND = "cuda"
     help="A need of the project, by which the command chooses the backend: to run without torch, to build without a"
     " compiler, machine code in the wheel, or a file that a phone runs, too. Repeatable.",
 )
-def init(root: Path, model: str | None, export: str | None, backends: Sequence[str], needs: Sequence[str]) -> None:
+def init(
+    root: Path,
+    model: str | None,
+    export: str | None,
+    checkpoint: str | None,
+    task: str | None,
+    backends: Sequence[str],
+    needs: Sequence[str],
+) -> None:
     """Set up a project for `hatch build`.
 
     Edits pyproject.toml: the build requirements, the dependencies, the model's entry point and the build hook, and
-    hatchling in place of setuptools. Writes a module with a stand-in for the model if there is no module. Nothing else
-    changes.
+    hatchling in place of setuptools. Writes a module with a stand-in for the model if there is no module. With
+    `--transformers` no module is written, and the build hook names the folder. Nothing else changes.
     """
+    if checkpoint and export:
+        raise click.UsageError("`--export` and `--transformers` both name the model: give only one of them.")
+    if task and not checkpoint:
+        raise click.UsageError("`--task` is the task of a checkpoint: give `--transformers`, too.")
     path = Path(os.path.realpath(root / "pyproject.toml"))
     table = read_pyproject(path)
     refuse_present(table, path)
@@ -74,9 +95,13 @@ def init(root: Path, model: str | None, export: str | None, backends: Sequence[s
     package = (module_package(path.parent, export.partition(":")[0]) if export else None) or find_package(
         path.parent, project
     )
+    folder = checked_folder(path.parent, checkpoint, task) if checkpoint else None
     try:
-        target, written = (export, []) if export else entry_point(package)
-        inputs = weights_globs(path.parent, package)
+        if folder:
+            target, written = folder.export, write_package(package)
+        else:
+            target, written = (export, []) if export else entry_point(package)
+        inputs = weights_globs(path.parent, package, folder.folder if folder else None)
         declared = Declared(path.parent, package, model or project, target, tuple(backends), tuple(inputs))
         replace_file(path, replace(declared, torch_free="torch-free" in needs))
     except OSError as error:
@@ -100,6 +125,22 @@ class Declared(Frozen):
     def code(self) -> str:
         """The folder of the top-level package, relative to the project; the package may be a namespace."""
         return (self.package.source / self.package.name.partition(".")[0]).relative_to(self.root).as_posix()
+
+
+def checked_folder(root: Path, given: str, task: str | None) -> CheckpointFolder:
+    """Return a checkpoint of the project by its relative path; raise `LowerError` if a build would refuse it."""
+    place = Path(os.path.realpath(root / given))
+    if not place.is_relative_to(root) or place == root:
+        raise ConfigError(
+            "the checkpoint is not in a folder of the project",
+            where="`--transformers`",
+            found=f"{place}, and the project is {root}",
+            hint="copy the folder into the project, such as to `models/`",
+        )
+    read_checkpoint_config(place, "`--transformers`")
+    if task and task not in TASK_CLASSES:
+        raise ConfigError("there is no such task", where="`--task`", found=nearest(task, TASK_CLASSES))
+    return CheckpointFolder(place.relative_to(root).as_posix(), task or "")
 
 
 def entry_point(package: Package) -> tuple[str, list[Path]]:
@@ -165,7 +206,9 @@ def edit(document: TOMLDocument, declared: Declared) -> None:
     if "dependencies" not in project.get("dynamic", []):
         needed = with_needed(project.get("dependencies", []), run_time_needs(declared.backends))
         set_list(project, "dependencies", needed)
-    table_at(project, "entry-points", MODEL_GROUP)[declared.model] = declared.export
+    checkpoint = checkpoint_of(declared.export)
+    if checkpoint is None:
+        table_at(project, "entry-points", MODEL_GROUP)[declared.model] = declared.export
     if was_setuptools and "version" in project.get("dynamic", []):
         attribute = str(document["tool"]["setuptools"]["dynamic"]["version"]["attr"])
         version = version_file(declared, attribute)
@@ -184,12 +227,18 @@ def edit(document: TOMLDocument, declared: Declared) -> None:
         hook["torch-free"] = True
     if declared.inputs:
         set_list(hook, "inputs", declared.inputs)
+    if checkpoint is not None:
+        own = table_at(hook, "models", declared.model)
+        own["transformers"] = checkpoint.folder
+        if checkpoint.task:
+            own["task"] = checkpoint.task
     edit_cache_keys(document, declared)
 
 
 def edit_build_system(document: TOMLDocument, declared: Declared, was_setuptools: bool) -> None:
     system = table_at(document, "build-system")
-    extras = sorted({*declared.backends} & {*(importlib.metadata.metadata(OWN_NAME).get_all("Provides-Extra") or [])})
+    wanted = {*declared.backends, *(() if checkpoint_of(declared.export) is None else (SCHEME,))}
+    extras = sorted(wanted & {*(importlib.metadata.metadata(OWN_NAME).get_all("Provides-Extra") or [])})
     own = f"{OWN_NAME}[{','.join(extras)}]" if extras else OWN_NAME
     requires = [
         text for text in system.get("requires", []) if not (was_setuptools and requirement_name(text) in REPLACED)
@@ -207,7 +256,9 @@ def edit_cache_keys(document: TOMLDocument, declared: Declared) -> None:
     if "cache-keys" in uv:
         return
     keys = tomlkit.array()
-    for file in ("pyproject.toml", f"{declared.code}/**/*.py", *declared.inputs):
+    checkpoint = checkpoint_of(declared.export)
+    inputs = declared.inputs if checkpoint is None else (f"{checkpoint.folder}/*",)
+    for file in ("pyproject.toml", f"{declared.code}/**/*.py", *inputs):
         entry = tomlkit.inline_table()
         entry["file"] = file
         keys.append(entry)
@@ -301,7 +352,11 @@ def replace_file(path: Path, declared: Declared) -> None:
 def next_steps(table: Mapping[str, Any], export: str, inputs: Sequence[str]) -> Iterator[str]:
     if "dependencies" in table["project"].get("dynamic", []):
         yield "`dependencies` are dynamic: the build names the required entries"
-    yield f"`{export}` returns the model to lower"
-    if not inputs:
+    checkpoint = checkpoint_of(export)
+    if checkpoint is None:
+        yield f"`{export}` returns the model to lower"
+    else:
+        yield f"the checkpoint in `{checkpoint.folder}` is the model to lower"
+    if not inputs and checkpoint is None:
         yield f"`inputs = [...]` in `[{HOOK_PATH}]` names files of weights that `{export}` reads"
     yield "`hatch build` builds the wheel"

@@ -94,18 +94,26 @@ def module_package(root: Path, module: str) -> Package | None:
     return None
 
 
+def write_package(package: Package) -> list[Path]:
+    """Make a package without modules; return the files that were written."""
+    package.folder.mkdir(parents=True, exist_ok=True)
+    file = package.folder / "__init__.py"
+    if file.exists():
+        return []
+    file.touch()
+    return [file]
+
+
 def write_stub(package: Package, module: str) -> tuple[str, list[Path]]:
     """Return the module of the entry point, and the files that were written; no file is written over."""
-    written = []
-    package.folder.mkdir(parents=True, exist_ok=True)
     for name in (module, f"{module}_export"):
         path = package.folder / f"{name}.py"
         if path.exists() and not defines(path, FUNCTION):
             continue
-        for file, text in ((package.folder / "__init__.py", ""), (path, STUB)):
-            if not file.exists():
-                file.write_text(text, encoding="utf-8")
-                written.append(file)
+        written = write_package(package)
+        if not path.exists():
+            path.write_text(STUB, encoding="utf-8")
+            written.append(path)
         return f"{package.name}.{name}", written
     raise ConfigError(
         "the project has modules of the names that an entry point would have",
@@ -123,10 +131,14 @@ def defines(path: Path, function: str) -> bool:
     return any(isinstance(node, ast.FunctionDef) and node.name == function for node in tree.body)
 
 
-def weights_globs(root: Path, package: Package) -> list[str]:
-    """Return globs of the files of weights, relative to the project: a glob for each folder and suffix."""
+def weights_globs(root: Path, package: Package, checkpoint: str | None = None) -> list[str]:
+    """Return globs of the files of weights, relative to the project: a glob for each folder and suffix.
+
+    The files are those of a checkpoint's folder, or else in the package and in folders for weights.
+    """
     found = set()
-    for folder in (package.folder, *(child for child in root.iterdir() if child.name in ("models", "weights"))):
+    usual = (package.folder, *(child for child in root.iterdir() if child.name in ("models", "weights")))
+    for folder in usual if checkpoint is None else (root / checkpoint,):
         for path in folder.rglob("*") if folder.is_dir() else ():
             if path.suffix in WEIGHTS and path.is_file() and not any(part.startswith(".") for part in path.parts):
                 found.add((path.parent / f"*{path.suffix}").relative_to(root).as_posix())

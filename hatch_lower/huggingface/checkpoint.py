@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import EntryPointError, nearest
-from hatch_lower.huggingface.tasks import CLASSES
+from hatch_lower.huggingface.tasks import TASK_CLASSES
 
 if TYPE_CHECKING:
     from hatch_lower.model import Model
@@ -28,14 +28,14 @@ def checkpoint_model(folder: Path, task: str, where: str) -> Model:
 
     Args:
         folder: with `config.json` and weights in safetensors files.
-        task: a name of `CLASSES`; empty: the class that the configuration names decides.
+        task: a name of `TASK_CLASSES`; empty: the class that the configuration names decides.
         where: the setting, for errors.
 
     Raises:
         EntryPointError: if the folder holds no complete checkpoint, needs code of its own, or is of an unknown class.
     """
     transformers = import_transformers(where)
-    kind = class_of(transformers, read_config(folder, where), task, where)
+    kind = class_of(transformers, read_checkpoint_config(folder, where), task, where)
 
     from torch import float32
 
@@ -69,7 +69,7 @@ def import_transformers(where: str) -> Any:
     return transformers
 
 
-def read_config(folder: Path, where: str) -> dict[str, Any]:
+def read_checkpoint_config(folder: Path, where: str) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -95,11 +95,14 @@ def read_config(folder: Path, where: str) -> dict[str, Any]:
 
 
 def class_of(transformers: Any, config: dict[str, Any], task: str, where: str) -> Any:
-    if task and task not in CLASSES:
+    if task and task not in TASK_CLASSES:
         raise EntryPointError(
-            "there is no such task", where=where, found=f"`{task}`; {nearest(task, CLASSES)}", hint="correct `task`"
+            "there is no such task",
+            where=where,
+            found=f"`{task}`; {nearest(task, TASK_CLASSES)}",
+            hint="correct `task`",
         )
-    names = [CLASSES[task]] if task else config.get("architectures") or []
+    names = [TASK_CLASSES[task]] if task else config.get("architectures") or []
     if not names or not isinstance(names[0], str):
         raise EntryPointError(
             "the task of the checkpoint is not known",

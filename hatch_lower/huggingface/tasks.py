@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-CLASSES: Mapping[str, str] = {
+TASK_CLASSES: Mapping[str, str] = {
     "audio-classification": "AutoModelForAudioClassification",
     "automatic-speech-recognition": "AutoModelForCTC",
     "depth-estimation": "AutoModelForDepthEstimation",

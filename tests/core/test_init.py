@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -295,3 +296,51 @@ def test_machines_without_a_gpu_get_a_recipe_of_their_own(tmp_path: Path) -> Non
     assert init(tmp_path, "--backend", "aoti", "--backend", "cuda").exit_code == 0
     hook = written(tmp_path)["tool"]["hatch"]["build"]["hooks"]["lower"]
     assert (hook["backends"], hook["recipes"]["cpu"]["backends"]) == (["cuda"], ["aoti"])
+
+
+# Checkpoints of transformers
+
+
+def checkpoint(root: Path, **config: object) -> Path:
+    folder = root / "models" / "reviews"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def test_a_checkpoint_needs_no_entry_point(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", HATCHLING)
+    checkpoint(root, architectures=["BertForMaskedLM"])
+    done = init(root, "--transformers", "models/reviews", "--task", "fill-mask", "--backend", "onnxruntime")
+    assert done.exit_code == 0, done.output
+    document = written(root).unwrap()
+    lower = document["tool"]["hatch"]["build"]["hooks"]["lower"]
+    assert lower["models"] == {"My-Net": {"transformers": "models/reviews", "task": "fill-mask"}}
+    assert lower["inputs"] == ["models/reviews/*.safetensors"]
+    assert "hatch-lower[onnxruntime,transformers]" in document["build-system"]["requires"]
+    assert "entry-points" not in document["project"]
+    assert {"file": "models/reviews/*"} in document["tool"]["uv"]["cache-keys"]
+    assert [path.name for path in (root / "src" / "my_net").iterdir()] == ["__init__.py"]
+    assert "the checkpoint in `models/reviews` is the model to lower" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--transformers", "models/none"), "the folder holds no checkpoint of transformers"),
+        (("--transformers", "../elsewhere"), "the checkpoint is not in a folder of the project"),
+        (("--transformers", "."), "the checkpoint is not in a folder of the project"),
+        (("--transformers", "models/reviews", "--task", "fill"), "there is no such task"),
+        (("--transformers", "models/reviews", "--export", "a:b"), "give only one of them"),
+        (("--task", "fill-mask"), "give `--transformers`, too"),
+    ],
+)
+def test_init_refuses_a_checkpoint_that_no_build_takes(options: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    root = project(tmp_path / "p", HATCHLING)
+    checkpoint(root)
+    done = init(root, *options)
+    assert done.exit_code != 0
+    assert message in done.output + str(done.exception)
+    assert (root / "pyproject.toml").read_text() == HATCHLING
+    assert not (root / "src").exists()
