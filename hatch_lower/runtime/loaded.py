@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap, MethodDebug
     from hatch_lower.runtime.arrays import Arrays
     from hatch_lower.runtime.executor import Runnable
+    from hatch_lower.runtime.texts import TextReader
 
 
 class Provenance(Frozen):
@@ -38,6 +40,7 @@ class LoadedModel:
     def __init__(self, runnable: Runnable, provenance: Provenance) -> None:
         self._runnable = runnable
         self._provenance = provenance
+        self._reader: TextReader | None = None  # made by the first text
         methods = runnable.methods
         # a partial, not a bound method of this object, which would be a reference cycle
         self._call = methods.get("forward") or functools.partial(refuse_method, provenance.name, methods, "forward")
@@ -110,6 +113,45 @@ class LoadedModel:
         """The files that the project packages with the model (setting `assets`), by name: `tokenizer.json`."""
         return self._provenance.assets
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of a model of transformers, by the index of the output.
+
+        Raises:
+            ProgramError: if the model's assets have no `config.json` with labels.
+        """
+        from hatch_lower.runtime.texts import read_labels
+
+        return read_labels(self.name, self.assets)
+
+    def preprocess(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, Any]:
+        """Return keyword arguments of `forward` for texts, by the tokenizer among the assets.
+
+        Args:
+            text: a text, or a list of texts, which are padded to the longest.
+            pair: the second text of each pair.
+
+        Returns:
+            Arrays of int64 of shape (texts, tokens), of the library that the methods take: those of `input_ids`,
+            `attention_mask` and `token_type_ids` that `forward` has.
+
+        Raises:
+            InputError: if texts of different lengths cannot be padded, or for other values than texts.
+            ProgramError: if the assets have no `tokenizer.json`, or the library tokenizers is not installed.
+        """
+        from hatch_lower.runtime.texts import TextReader, checked_texts, in_library
+
+        texts = checked_texts(text, "text")
+        pairs = None if pair is None else checked_texts(pair, "pair")
+        if pairs is not None and len(pairs) != len(texts):
+            raise InputError("each text needs one second text", found=f"{len(texts)} texts, {len(pairs)} of `pair`")
+        if self._reader is None:
+            self._reader = TextReader(self.name, self.assets)
+        self._check_method("forward")
+        parameters = inspect.signature(self.methods["forward"]).parameters
+        found = self._reader.read(texts, pairs)
+        return {name: in_library(array, arrays_of(self)) for name, array in found.items() if name in parameters}
+
     def signature(self, method: str) -> str:
         """Return a method's signature with dtypes and symbolic shapes: `forward(image: float32[batch, 1, 8, 8])`.
 
@@ -170,4 +212,4 @@ def arrays_of(model: LoadedModel) -> Arrays:
 
 
 # not allowed as names of methods: attributes of every loaded model
-RESERVED_METHOD_NAMES: frozenset[str] = frozenset(dir(LoadedModel)) | {"_call", "_provenance", "_runnable"}
+RESERVED_METHOD_NAMES: frozenset[str] = frozenset(dir(LoadedModel)) | {"_call", "_provenance", "_reader", "_runnable"}

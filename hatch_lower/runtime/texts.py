@@ -1,0 +1,121 @@
+"""Inputs of a packaged model of transformers from texts, by the packaged tokenizer, and the labels of its outputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.errors import InputError, ProgramError
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.arrays import Arrays
+
+CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+UNLIMITED = 1_000_000  # tokens; a larger `model_max_length` stands for no limit
+
+
+def read_labels(model: str, assets: Mapping[str, Path]) -> tuple[str, ...]:
+    """Return the labels of a packaged configuration, by the index of the output."""
+    found = read_asset(model, assets, CONFIG).get("id2label")
+    if not isinstance(found, Mapping) or sorted(found) != sorted(map(str, range(len(found)))):
+        raise ProgramError(
+            f"model `{model}` has no labels", where=str(assets[CONFIG]), found="no `id2label` for each output"
+        )
+    return tuple(str(found[str(index)]) for index in range(len(found)))
+
+
+class TextReader:
+    """A tokenizer with the padding and the limit of its configuration."""
+
+    def __init__(self, model: str, assets: Mapping[str, Path]) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise ProgramError(
+                "texts need the library of tokenizers",
+                where=f"model `{model}`",
+                found=f"{type(error).__name__}: {error}",
+                hint="install it: pip install tokenizers",
+            ) from error
+        self._model = model
+        path = asset_path(model, assets, TOKENIZER)
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain exceptions
+            raise ProgramError(
+                "a tokenizer cannot be read", where=str(path), found=str(error), hint="build the wheel again"
+            ) from error
+        self._set_up(read_asset(model, assets, TOKENIZER_CONFIG) if TOKENIZER_CONFIG in assets else {})
+
+    def _set_up(self, config: Mapping[str, Any]) -> None:
+        longest = config.get("model_max_length")
+        if isinstance(longest, int) and 0 < longest <= UNLIMITED:
+            self._tokenizer.enable_truncation(longest, direction=config.get("truncation_side", "right"))
+        token = config.get("pad_token")
+        token = token.get("content") if isinstance(token, Mapping) else token
+        number = None if token is None else self._tokenizer.token_to_id(token)
+        if number is not None:
+            side = config.get("padding_side", "right")
+            self._tokenizer.enable_padding(direction=side, pad_id=number, pad_token=token)
+
+    def read(self, texts: Sequence[str], pairs: Sequence[str] | None) -> dict[str, Any]:
+        """Return arrays of int64 of shape (texts, tokens): `input_ids`, `attention_mask` and `token_type_ids`."""
+        import numpy
+
+        given: Sequence[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
+        rows = self._tokenizer.encode_batch(given)
+        if len({len(row.ids) for row in rows}) > 1:
+            raise InputError(
+                "texts of different lengths need a token for padding",
+                where=f"model `{self._model}`",
+                found=f"no `pad_token` in `{TOKENIZER_CONFIG}`",
+                hint="give each text in a call of its own, or write a `pad_token` into the checkpoint",
+            )
+        members = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        return {
+            name: numpy.array([getattr(row, member) for row in rows], dtype=numpy.int64)
+            for name, member in members.items()
+        }
+
+
+def in_library(array: Any, arrays: Arrays) -> Any:
+    """Return an array of NumPy as an array of a model's library, on its device."""
+    if arrays.name == "numpy":
+        return array
+    import torch
+
+    return arrays.placed(torch.from_numpy(array))
+
+
+def checked_texts(value: object, name: str) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, (list, tuple)) and texts and all(isinstance(text, str) for text in texts):
+        return list(texts)
+    raise InputError(
+        f"`{name}` must be a text, or a list of texts", found=f"{value!r:.80}", hint="give at least one text"
+    )
+
+
+def read_asset(model: str, assets: Mapping[str, Path], name: str) -> Mapping[str, Any]:
+    path = asset_path(model, assets, name)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+        reason = f"a value of type `{type(found).__name__}`"
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    raise ProgramError("a packaged file cannot be read", where=str(path), found=reason, hint="build the wheel again")
+
+
+def asset_path(model: str, assets: Mapping[str, Path], name: str) -> Path:
+    if name not in assets:
+        raise ProgramError(
+            f"model `{model}` has no file `{name}`",
+            where="its assets",
+            found=", ".join(f"`{each}`" for each in sorted(assets)) or "none",
+            hint="declare the model with `transformers`, or name the file in `assets`",
+        )
+    return assets[name]

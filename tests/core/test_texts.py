@@ -1,0 +1,139 @@
+"""Texts and labels of packaged models of transformers: as transformers' own tokenizer gives them, or a clear error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from hatch_lower.errors import InputError, ProgramError
+from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.texts import TextReader, checked_texts, in_library, read_labels
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "bad", "film", "good", "was", "this"]
+TEXTS = ["this was a good film", "bad", "a film"]
+
+
+def tokenizer_of(folder: Path, **config: Any) -> Mapping[str, Path]:
+    """Write a tokenizer of ten words, and its configuration; return the assets."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"id2label": {"0": "bad", "1": "good"}}))
+    return {path.name: path for path in folder.iterdir()}
+
+
+def loaded(assets: Mapping[str, Path], library: str = "numpy") -> LoadedModel:
+    def forward(input_ids: Any, attention_mask: Any) -> Any:
+        return input_ids
+
+    runnable: Any = SimpleNamespace(
+        methods={"forward": forward}, arrays=SimpleNamespace(name=library, placed=lambda array: array)
+    )
+    provenance: Any = SimpleNamespace(name="reviews", assets=assets)
+    return LoadedModel(runnable, provenance)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("longest", [4, 512, 10**30])
+def test_texts_are_read_as_transformers_reads_them(side: str, longest: int, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    assets = tokenizer_of(tmp_path, padding_side=side, model_max_length=longest, **special)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    reader = TextReader("reviews", assets)
+    for texts, pairs in ((TEXTS, None), (TEXTS, TEXTS[::-1]), (TEXTS[:1], None)):
+        names = ["input_ids", "attention_mask", "token_type_ids"]
+        wanted = theirs(
+            texts, pairs, padding=True, truncation=longest < 10**6, return_tensors="np", return_token_type_ids=True
+        )
+        found = reader.read(texts, pairs)
+        for name in names:
+            numpy.testing.assert_array_equal(found[name], wanted[name], name)
+            assert found[name].dtype == numpy.int64
+
+
+def test_a_model_gets_the_arguments_that_forward_has(tmp_path: Path) -> None:
+    model = loaded(tokenizer_of(tmp_path, pad_token={"content": "[PAD]"}))
+    found = model.preprocess(["a good film", "bad"])
+    assert list(found) == ["input_ids", "attention_mask"]
+    assert found["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert model.preprocess("bad")["input_ids"].tolist() == [[2, 5, 3]]
+    assert model.preprocess("bad", pair="film")["input_ids"].tolist() == [[2, 5, 3, 6, 3]]
+
+
+def test_a_model_of_tensors_gets_tensors(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    found = loaded(tokenizer_of(tmp_path), "torch").preprocess("bad")
+    assert torch.equal(found["input_ids"], torch.tensor([[2, 5, 3]]))
+    array = numpy.ones(2)
+    assert in_library(array, SimpleNamespace(name="numpy")) is array  # type: ignore[arg-type]
+
+
+def test_texts_of_different_lengths_need_a_token_for_padding(tmp_path: Path) -> None:
+    model = loaded(tokenizer_of(tmp_path))
+    assert model.preprocess(["bad", "film"])["input_ids"].shape == (2, 3)
+    with pytest.raises(InputError, match="need a token for padding") as error:
+        model.preprocess(TEXTS)
+    assert error.value.found == "no `pad_token` in `tokenizer_config.json`"
+
+
+@pytest.mark.parametrize("value", [3, [], ["a", 3], None, {"a": "b"}, b"text"])
+def test_other_values_than_texts_are_refused(value: object) -> None:
+    with pytest.raises(InputError, match="`text` must be a text, or a list of texts"):
+        checked_texts(value, "text")
+
+
+def test_each_text_has_a_second_text_or_none_has(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="each text needs one second text") as error:
+        loaded(tokenizer_of(tmp_path)).preprocess(["a", "bad"], pair="film")
+    assert error.value.found == "2 texts, 1 of `pair`"
+
+
+def test_labels_are_in_the_order_of_the_outputs(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"id2label": {str(number): f"label {number}" for number in reversed(range(12))}}))
+    assert read_labels("reviews", {"config.json": path})[:3] == ("label 0", "label 1", "label 2")
+    assert loaded({"config.json": path}).labels[11] == "label 11"
+
+
+@pytest.mark.parametrize("config", [{}, {"id2label": ["a"]}, {"id2label": {"1": "a"}}, {"id2label": {"a": "b"}}])
+def test_a_configuration_without_labels_is_refused(config: object, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(ProgramError, match="model `reviews` has no labels"):
+        read_labels("reviews", {"config.json": path})
+
+
+@pytest.mark.parametrize(("name", "contents"), [("tokenizer.json", "{"), ("tokenizer_config.json", "[]")])
+def test_damaged_files_are_named(name: str, contents: str, tmp_path: Path) -> None:
+    assets = tokenizer_of(tmp_path)
+    assets[name].write_text(contents)
+    with pytest.raises(ProgramError) as error:
+        TextReader("reviews", assets)
+    assert error.value.where == str(assets[name])
+
+
+def test_a_model_without_a_tokenizer_names_its_assets(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    with pytest.raises(ProgramError, match=r"model `reviews` has no file `tokenizer\.json`") as error:
+        TextReader("reviews", {"labels.txt": tmp_path})
+    assert error.value.found == "`labels.txt`"
+
+
+def test_the_library_of_tokenizers_is_named_if_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(ProgramError, match="texts need the library of tokenizers") as error:
+        TextReader("reviews", {})
+    assert error.value.hint == "install it: pip install tokenizers"
