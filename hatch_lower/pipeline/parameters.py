@@ -79,7 +79,8 @@ def with_named_keywords(
         shapes = dict(zip(bound, dynamic_shapes, strict=True))
     else:
         return call, dynamic_shapes
-    options = shapes.pop(rest.name, None) or {}
+    # the shapes of `**options` by its name, or by the names of the arguments themselves
+    options = {**(shapes.pop(rest.name, None) or {}), **shapes}
     named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in bound[rest.name]]
     others = [each for each in signature.parameters.values() if each is not rest]
 

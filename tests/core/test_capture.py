@@ -772,3 +772,16 @@ def test_a_condition_that_is_not_proven_is_checked_in_each_call_if_deferred() ->
     (method,) = capture(Quotient(), forward=Method((torch.ones(400),), dynamic_shapes=sizes, defer_guards=True)).methods
     assert method.program.module()(torch.ones(100)).sum() == 200
     assert set(method.dimensions.values()) == {"samples"}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_sizes_of_keyword_arguments_are_dynamic_by_either_name(nested: bool) -> None:
+    class Named(torch.nn.Module):
+        def forward(self, **named: torch.Tensor) -> torch.Tensor:
+            return named["x"] * 2
+
+    own = {"x": {0: Dim("rows", min=1, max=9)}}
+    sizes = {"named": own} if nested else own
+    (method,) = capture(Named(), forward=Method(kwargs={"x": PAIR}, dynamic_shapes=sizes)).methods
+    assert set(method.dimensions.values()) == {"rows"}
+    assert method.program.module()(x=torch.ones(5, 4)).shape == (5, 4)
