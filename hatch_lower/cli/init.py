@@ -19,14 +19,14 @@ from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.output import show
 from hatch_lower.cli.proposal import NEEDS, proposal_lines, propose
 from hatch_lower.cli.scaffold import Package, find_package, module_package, weights_globs, write_package, write_stub
-from hatch_lower.config.checkpoint import SCHEME, CheckpointFolder, checkpoint_of
+from hatch_lower.config.checkpoint import SENTENCES, TRANSFORMERS, CheckpointFolder, checkpoint_of
 from hatch_lower.config.requirements import OWN_NAME, read_requirement
 from hatch_lower.config.settings import HOOK_PATH, Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import read_pyproject
-from hatch_lower.huggingface.checkpoint import read_checkpoint_config
+from hatch_lower.huggingface.checkpoint import MODULES, read_checkpoint_config
 from hatch_lower.huggingface.tasks import TASK_CLASSES
 from hatch_lower.runtime.torch_private.unimported import numbers, tried_versions
 
@@ -47,7 +47,7 @@ GPU_BACKEND = "cuda"
 @click.option(
     "--transformers",
     "checkpoint",
-    help="A folder of the project with a checkpoint of transformers, in place of a function.",
+    help="A folder of the project with a checkpoint of transformers or sentence-transformers, in place of a function.",
 )
 @click.option("--task", help="The checkpoint's task, such as `text-classification`. Default: by its configuration.")
 @click.option("--backend", "backends", multiple=True, help="A backend. Repeatable. Default: by the needs.")
@@ -140,7 +140,8 @@ def checked_folder(root: Path, given: str, task: str | None) -> CheckpointFolder
     read_checkpoint_config(place, "`--transformers`")
     if task and task not in TASK_CLASSES:
         raise ConfigError("there is no such task", where="`--task`", found=nearest(task, TASK_CLASSES))
-    return CheckpointFolder(place.relative_to(root).as_posix(), task or "")
+    library = SENTENCES if not task and (place / MODULES).is_file() else TRANSFORMERS
+    return CheckpointFolder(place.relative_to(root).as_posix(), task or "", library)
 
 
 def entry_point(package: Package) -> tuple[str, list[Path]]:
@@ -228,8 +229,10 @@ def edit(document: TOMLDocument, declared: Declared) -> None:
     if declared.inputs:
         set_list(hook, "inputs", declared.inputs)
     if checkpoint is not None:
+        # the recipe may need torch: the build knows
+        hook["runtime-requirements"] = "add"
         own = table_at(hook, "models", declared.model)
-        own["transformers"] = checkpoint.folder
+        own[checkpoint.library] = checkpoint.folder
         if checkpoint.task:
             own["task"] = checkpoint.task
     edit_cache_keys(document, declared)
@@ -237,7 +240,8 @@ def edit(document: TOMLDocument, declared: Declared) -> None:
 
 def edit_build_system(document: TOMLDocument, declared: Declared, was_setuptools: bool) -> None:
     system = table_at(document, "build-system")
-    wanted = {*declared.backends, *(() if checkpoint_of(declared.export) is None else (SCHEME,))}
+    checkpoint = checkpoint_of(declared.export)
+    wanted = {*declared.backends, *(() if checkpoint is None else (checkpoint.library,))}
     extras = sorted(wanted & {*(importlib.metadata.metadata(OWN_NAME).get_all("Provides-Extra") or [])})
     own = f"{OWN_NAME}[{','.join(extras)}]" if extras else OWN_NAME
     requires = [

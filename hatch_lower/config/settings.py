@@ -16,7 +16,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
-from hatch_lower.config.checkpoint import CheckpointFolder
+from hatch_lower.config.checkpoint import LIBRARIES, SENTENCES, TRANSFORMERS, CheckpointFolder
 from hatch_lower.config.option_files import with_contents
 from hatch_lower.config.packages import resolve_package
 from hatch_lower.config.precision_file import read_kept
@@ -342,7 +342,8 @@ def resolve_models(
     for name in sorted(entry_points.keys() | given.models.keys()):
         here = f"{path}.models.{quote_key(name)}"
         override = given.models.get(name, ModelTable())
-        setting = "export" if override.transformers is None else "transformers"
+        sources = declaring_settings(override)
+        setting = next(iter(sources), "export")
         declared = f"{ENTRY_POINTS_PATH}.{quote_key(name)}" if name in entry_points else f"{here}.{setting}"
         found = len(problems)
         if other := folded.get(name.casefold()):
@@ -353,16 +354,15 @@ def resolve_models(
                 f"`{declared}` must be named with letters, digits, `_`, `-` and inner dots: the name becomes a folder"
             )
         problems += file_name_problems(name, declared)
-        own = override.export if override.transformers is None else override.transformers
-        if name in entry_points and own is not None:
+        if name in entry_points and sources:
             problems.append(f"`{here}.{setting}` repeats the model that `{declared}` declares; keep either")
-        if override.export is not None and override.transformers is not None:
-            problems.append(f"`{here}` has both `export` and `transformers`; keep either")
+        if len(sources) > 1:
+            problems.append(f"`{here}` has {' and '.join(f'`{each}`' for each in sources)}; keep one of them")
         if override.task is not None and override.transformers is None:
             problems.append(f"`{here}.task` is the task of a checkpoint, and the model has no `transformers`")
-        if name not in entry_points and own is None:
+        if name not in entry_points and not sources:
             problems.append(
-                f"`{here}` is not the name of a model and has no `export` or `transformers`;"
+                f"`{here}` is not the name of a model and has no `export`, `transformers` or `sentence-transformers`;"
                 f" {nearest(name, entry_points)}"
             )
             continue
@@ -370,10 +370,10 @@ def resolve_models(
         problems += recipe_problems(recipes, order, f"{here}.recipes")
         if not recipes:
             problems.append(f"`{here}.recipes` must name at least one recipe; {nearest('', order)}")
-        if override.transformers is not None:
-            module, export = "", CheckpointFolder(override.transformers.rstrip("/"), override.task or "").export
+        if setting in LIBRARIES:
+            module, export = "", CheckpointFolder(sources[setting].rstrip("/"), override.task or "", setting).export
         else:
-            export = entry_points.get(name) or override.export or ""
+            export = entry_points.get(name) or sources.get("export", "")
             match = OBJECT_REFERENCE.fullmatch(export)
             if match is None:
                 problems.append(f"`{declared}` must be written `module:attribute`, found `{export}`")
@@ -383,6 +383,16 @@ def resolve_models(
         if package is not None and len(problems) == found:
             ordered = tuple(recipe for recipe in order if recipe in recipes)
             yield model_settings(name, export, package, ordered, override, given)
+
+
+def declaring_settings(override: ModelTable) -> dict[str, str]:
+    """Return the settings of a table that declare a model, by name."""
+    given = {
+        "export": override.export,
+        TRANSFORMERS: override.transformers,
+        SENTENCES: override.sentence_transformers,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def model_settings(

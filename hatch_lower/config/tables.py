@@ -189,6 +189,10 @@ class ModelTable(Frozen):
     task: str | None = field(default=None, metadata=TASK)
     """Task of the checkpoint, by transformers' name: `text-classification`. Default: the class that wrote the
     checkpoint decides."""
+    sentence_transformers: str | None = field(default=None, metadata=CHECKPOINT)
+    """Folder of the project with an encoder of sentence-transformers, in place of `export`. The method `forward` takes
+    tokens, and returns the embeddings of the sentences: pooling and normalization are part of the method. Otherwise as
+    `transformers`; the build needs `hatch-lower[sentence-transformers]`."""
     package: str | None = None
     """Import package that gets the model's files. Default: the `package` at the top."""
     recipes: tuple[str, ...] | None = None

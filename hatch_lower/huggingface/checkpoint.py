@@ -7,35 +7,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower.config.checkpoint import SENTENCES, TRANSFORMERS, CheckpointFolder
 from hatch_lower.errors import EntryPointError, nearest
 from hatch_lower.huggingface.tasks import TASK_CLASSES
 
 if TYPE_CHECKING:
     from hatch_lower.model import Model
 
-CONFIG = "config.json"
+CONFIG, MODULES = "config.json", "modules.json"
 # files beside the weights that an application needs: configurations, tokenizer or processor, and the licence
 ASSETS = (
     CONFIG,
     *("generation_config.json", "preprocessor_config.json", "processor_config.json"),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
+    *("sentence_bert_config.json", "config_sentence_transformers.json"),
     *("chat_template*", "LICENSE*", "LICENCE*"),
 )
 
 
-def checkpoint_model(folder: Path, task: str, where: str) -> Model:
-    """Return the model of a checkpoint for a task, in float32.
+def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Model:
+    """Return the model of a checkpoint, in float32.
 
     Args:
-        folder: with `config.json` and weights in safetensors files.
-        task: a name of `TASK_CLASSES`; empty: the class that the configuration names decides.
+        checkpoint: a folder with `config.json` and weights in safetensors files.
+        root: the folder of relative folders.
         where: the setting, for errors.
 
     Raises:
         EntryPointError: if the folder holds no complete checkpoint, needs code of its own, or is of an unknown class.
     """
-    transformers = import_transformers(where)
-    kind = class_of(transformers, read_checkpoint_config(folder, where), task, where)
+    folder = root / checkpoint.folder
+    if checkpoint.library == SENTENCES:
+        return encoder_model(folder, where)
+    transformers = import_needed("transformers.exporters", TRANSFORMERS, where)  # since 5.24
+    kind = class_of(transformers, read_checkpoint_config(folder, where), checkpoint.task, where)
 
     from torch import float32
 
@@ -55,18 +60,32 @@ def checkpoint_model(folder: Path, task: str, where: str) -> Model:
     return model(module.eval())
 
 
-def import_transformers(where: str) -> Any:
+def encoder_model(folder: Path, where: str) -> Model:
+    import_needed("sentence_transformers", SENTENCES, where)
+    from hatch_lower.huggingface.sentences import load_sentences, sentence_model
+
+    read_checkpoint_config(folder, where)
+    if not (folder / MODULES).is_file():
+        raise EntryPointError(
+            "the folder holds no encoder of sentence-transformers",
+            where=where,
+            found=f"no `{MODULES}` in {folder}",
+            hint="name a folder that `encoder.save(folder)` wrote, or use `transformers`",
+        )
+    return sentence_model(load_sentences(folder), where)
+
+
+def import_needed(module: str, library: str, where: str) -> Any:
+    """Import a module; return its top-level package."""
     try:
-        import transformers
-        import transformers.exporters  # since 5.24
+        return __import__(module)
     except ImportError as error:
         raise EntryPointError(
-            "a model of the table `transformers` needs the library",
+            f"a model of the table `{library}` needs the library",
             where=where,
             found=f"{type(error).__name__}: {error}",
-            hint='add "hatch-lower[transformers]" to `[build-system] requires`',
+            hint=f'add "hatch-lower[{library}]" to `[build-system] requires`',
         ) from error
-    return transformers
 
 
 def read_checkpoint_config(folder: Path, where: str) -> dict[str, Any]:

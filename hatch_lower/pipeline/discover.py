@@ -124,7 +124,7 @@ class EntryPoint(Frozen):
     def where(self, line: str = "") -> str:
         subject = f"`{self.setting} = {self.export}`" if self.setting else f"entry point `{self.model} = {self.export}`"
         if (checkpoint := checkpoint_of(self.export)) is not None:
-            subject = f'model `{self.model}`, `transformers = "{checkpoint.folder}"`'
+            subject = f'model `{self.model}`, `{checkpoint.library} = "{checkpoint.folder}"`'
         return f"{subject}, {line}" if line else subject
 
 
@@ -145,7 +145,7 @@ def find_value(entry: EntryPoint) -> object:
     if (checkpoint := checkpoint_of(entry.export)) is not None:
         from hatch_lower.huggingface.checkpoint import checkpoint_model
 
-        return partial(checkpoint_model, entry.root / checkpoint.folder, checkpoint.task, entry.where())
+        return partial(checkpoint_model, checkpoint, entry.root, entry.where())
     module_name, colon, attributes = (part.strip() for part in entry.export.partition(":"))
     attributes = attributes.partition("[")[0].strip()  # extras have no meaning for an export
     names = [*module_name.split("."), *attributes.split(".")]

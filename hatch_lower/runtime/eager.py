@@ -75,7 +75,7 @@ def exported_value(export: str) -> Any:
     if (checkpoint := checkpoint_of(export)) is not None:
         from hatch_lower.huggingface.checkpoint import checkpoint_model
 
-        return checkpoint_model(Path(checkpoint.folder), checkpoint.task, export)
+        return checkpoint_model(checkpoint, Path(), export)
     module, _, attributes = export.partition(":")
     owner: Any = importlib.import_module(module)
     return functools.reduce(getattr, attributes.split("."), owner)()

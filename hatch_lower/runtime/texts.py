@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Arrays
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+SENTENCES = "sentence_bert_config.json"  # an encoder of sentences may read less than its tokenizer
 UNLIMITED = 1_000_000  # tokens; a larger `model_max_length` stands for no limit
 
 
@@ -47,11 +48,15 @@ class TextReader:
             raise ProgramError(
                 "a tokenizer cannot be read", where=str(path), found=str(error), hint="build the wheel again"
             ) from error
-        self._set_up(read_asset(model, assets, TOKENIZER_CONFIG) if TOKENIZER_CONFIG in assets else {})
+        config, sentences = (
+            read_asset(model, assets, name) if name in assets else {} for name in (TOKENIZER_CONFIG, SENTENCES)
+        )
+        self._lowers = sentences.get("do_lower_case") is True
+        self._set_up(config, [config.get("model_max_length"), sentences.get("max_seq_length")])
 
-    def _set_up(self, config: Mapping[str, Any]) -> None:
-        longest = config.get("model_max_length")
-        if isinstance(longest, int) and 0 < longest <= UNLIMITED:
+    def _set_up(self, config: Mapping[str, Any], limits: Sequence[object]) -> None:
+        longest = min((each for each in limits if isinstance(each, int) and each > 0), default=UNLIMITED + 1)
+        if longest <= UNLIMITED:
             self._tokenizer.enable_truncation(longest, direction=config.get("truncation_side", "right"))
         token = config.get("pad_token")
         token = token.get("content") if isinstance(token, Mapping) else token
@@ -64,6 +69,8 @@ class TextReader:
         """Return arrays of int64 of shape (texts, tokens): `input_ids`, `attention_mask` and `token_type_ids`."""
         import numpy
 
+        if self._lowers:
+            texts, pairs = lowered(texts), None if pairs is None else lowered(pairs)
         given: Sequence[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
         rows = self._tokenizer.encode_batch(given)
         if len({len(row.ids) for row in rows}) > 1:
@@ -78,6 +85,10 @@ class TextReader:
             name: numpy.array([getattr(row, member) for row in rows], dtype=numpy.int64)
             for name, member in members.items()
         }
+
+
+def lowered(texts: Sequence[str]) -> list[str]:
+    return [text.lower() for text in texts]
 
 
 def in_library(array: Any, arrays: Arrays) -> Any:

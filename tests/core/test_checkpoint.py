@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def settings(root: Path, **reviews: Any) -> Settings:
 def test_an_export_is_a_checkpoint_or_an_entry_point() -> None:
     for checkpoint in (CheckpointFolder("models/reviews"), CheckpointFolder("models/reviews", "fill-mask")):
         assert checkpoint_of(checkpoint.export) == checkpoint
+    sentences = CheckpointFolder("models/words", library="sentence-transformers")
+    assert checkpoint_of("sentence-transformers:models/words") == sentences
     assert checkpoint_of("digits.model:export") is None
     assert checkpoint_of("transformers:pipeline#") is None
     assert absolute_export("transformers:models/a#fill-mask", Path("/work")) == "transformers:/work/models/a#fill-mask"
@@ -79,12 +82,12 @@ def test_a_checkpoint_declares_a_model_in_the_only_package(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"transformers": "models/a", "export": "a.b:c"}, "has both `export` and `transformers`; keep either"),
+        ({"transformers": "models/a", "export": "a.b:c"}, "has `export` and `transformers`; keep one of them"),
         ({"export": "a.b:c", "task": "fill-mask"}, "is the task of a checkpoint, and the model has no `transformers`"),
         ({"transformers": "../models"}, "must be a folder of the project, such as `models/reviews`"),
         ({"transformers": "/models"}, "must be a folder of the project, such as `models/reviews`"),
         ({"transformers": "models/a", "task": "Fill Mask"}, "must be a task of transformers"),
-        ({}, "has no `export` or `transformers`"),
+        ({}, "has no `export`, `transformers` or `sentence-transformers`"),
     ],
 )
 def test_a_wrong_table_is_refused(table: dict[str, str], words: str, tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_a_checkpoint_beside_several_packages_needs_a_package(tmp_path: Path) ->
 
 
 def test_the_configuration_decides_the_class_without_a_task(folder: Path) -> None:
-    found = checkpoint_model(folder, "", "here")
+    found = checkpoint_model(CheckpointFolder(str(folder), ""), Path(), "here")
     assert type(found.module).__name__ == "BertForSequenceClassification"
     assert not found.module.training
     assert {parameter.dtype for parameter in found.module.parameters()} == {torch.float32}
@@ -116,14 +119,14 @@ def test_the_configuration_decides_the_class_without_a_task(folder: Path) -> Non
 
 def test_weights_in_half_precision_are_loaded_as_float32(transformers: Any, tmp_path: Path) -> None:
     bert(transformers).to(torch.bfloat16).save_pretrained(tmp_path)
-    found = checkpoint_model(tmp_path, "", "here")
+    found = checkpoint_model(CheckpointFolder(str(tmp_path), ""), Path(), "here")
     assert {parameter.dtype for parameter in found.module.parameters()} == {torch.float32}
 
 
 def test_parameters_that_the_checkpoint_lacks_are_refused(transformers: Any, tmp_path: Path) -> None:
     bert(transformers, "BertModel").save_pretrained(tmp_path)
     with pytest.raises(EntryPointError, match="no weights for parameters of `BertForTokenClassification`") as error:
-        checkpoint_model(tmp_path, "token-classification", "here")
+        checkpoint_model(CheckpointFolder(str(tmp_path), "token-classification"), Path(), "here")
     assert error.value.found == "`classifier.bias`, `classifier.weight`"
 
 
@@ -146,7 +149,7 @@ def test_a_folder_without_a_usable_checkpoint_is_refused(
         text = config if isinstance(config, str) else json.dumps(config)
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(EntryPointError, match=what) as error:
-        checkpoint_model(tmp_path, task, "here")
+        checkpoint_model(CheckpointFolder(str(tmp_path), task), Path(), "here")
     assert error.value.where == "here"
     assert error.value.hint or not isinstance(config, dict)
 
@@ -305,3 +308,69 @@ def test_patches_are_in_place_during_the_export_only(transformers: Any) -> None:
     )
     with model(module).exporting():
         assert module.config.use_cache is False
+
+
+# Encoders of sentences
+
+
+@pytest.fixture(scope="module")
+def encoder(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write an encoder with pooling and normalization."""
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("encoder")
+    bert(transformers, "BertModel").save_pretrained(folder / "inner")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "word": 2}, unk_token="[UNK]"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+    tokenizer.save_pretrained(folder / "inner")
+    parts = [modules.Transformer(str(folder / "inner")), modules.Pooling(32), modules.Normalize()]
+    library.SentenceTransformer(modules=parts, device="cpu").save(str(folder / "words"))
+    return folder / "words"
+
+
+def test_pooling_and_normalization_are_part_of_the_method(encoder: Path) -> None:
+    found: Any = discover(EntryPoint("words", f"sentence-transformers:{encoder.name}", encoder.parent))
+    (method,) = capture_model("words", found, NullReporter()).methods
+    assert set(method.dimensions.values()) == {"batch", "sequence"}
+    ids = torch.tensor([[5, 6, 7, 8], [9, 0, 0, 0], [3, 4, 0, 0]])
+    mask = (ids != 0).long()
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    embeddings = method.program.module()(**inputs)
+    torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(3))
+    alone = {name: tensor[1:2, :1] for name, tensor in inputs.items()}
+    torch.testing.assert_close(method.program.module()(**alone), embeddings[1:2])
+    expected = found.module.encoder({name: tensor.clone() for name, tensor in inputs.items()})["sentence_embedding"]
+    torch.testing.assert_close(embeddings, expected)
+
+
+def test_init_finds_the_library_of_an_encoder(encoder: Path) -> None:
+    from hatch_lower.cli.init import checked_folder
+
+    root = encoder.parent
+    assert checked_folder(root, encoder.name, None).export == f"sentence-transformers:{encoder.name}"
+    assert checked_folder(root, encoder.name, "fill-mask").export == f"transformers:{encoder.name}#fill-mask"
+
+
+def test_a_checkpoint_of_transformers_is_no_encoder_of_sentences(folder: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    with pytest.raises(EntryPointError, match="the folder holds no encoder of sentence-transformers"):
+        checkpoint_model(CheckpointFolder(str(folder), library="sentence-transformers"), Path(), "here")
+
+
+def test_an_encoder_that_begins_with_another_module_is_refused() -> None:
+    pytest.importorskip("sentence_transformers")
+    from hatch_lower.huggingface.sentences import sentence_model
+
+    other: Any = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(EntryPointError, match="must begin with a text model of transformers") as error:
+        sentence_model(other)
+    assert error.value.found == "the modules `Linear`"
+
+
+@pytest.mark.parametrize("library", ["transformers", "sentence-transformers"])
+def test_a_missing_library_names_its_extra(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library.replace("-", "_"), None)
+    with pytest.raises(EntryPointError, match=f"a model of the table `{library}` needs the library") as error:
+        checkpoint_model(CheckpointFolder(str(tmp_path), library=library), Path(), "here")
+    assert error.value.hint == f'add "hatch-lower[{library}]" to `[build-system] requires`'

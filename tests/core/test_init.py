@@ -318,6 +318,7 @@ def test_a_checkpoint_needs_no_entry_point(tmp_path: Path) -> None:
     lower = document["tool"]["hatch"]["build"]["hooks"]["lower"]
     assert lower["models"] == {"My-Net": {"transformers": "models/reviews", "task": "fill-mask"}}
     assert lower["inputs"] == ["models/reviews/*.safetensors"]
+    assert lower["runtime-requirements"] == "add"
     assert "hatch-lower[onnxruntime,transformers]" in document["build-system"]["requires"]
     assert "entry-points" not in document["project"]
     assert {"file": "models/reviews/*"} in document["tool"]["uv"]["cache-keys"]

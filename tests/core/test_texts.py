@@ -73,6 +73,13 @@ def test_a_model_gets_the_arguments_that_forward_has(tmp_path: Path) -> None:
     assert model.preprocess("bad", pair="film")["input_ids"].tolist() == [[2, 5, 3, 6, 3]]
 
 
+def test_an_encoder_of_sentences_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 4, "do_lower_case": True}))
+    reader = TextReader("words", tokenizer_of(tmp_path, pad_token="[PAD]", model_max_length=512))
+    assert reader.read(["This WAS a film"], None)["input_ids"].tolist() == [[2, 9, 8, 3]]
+    assert reader.read(["BAD"], ["Film"])["input_ids"].tolist() == [[2, 3, 6, 3]]
+
+
 def test_a_model_of_tensors_gets_tensors(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     found = loaded(tokenizer_of(tmp_path), "torch").preprocess("bad")

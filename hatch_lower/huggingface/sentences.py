@@ -1,0 +1,67 @@
+"""Encoders of sentence-transformers to export: the method `forward` from tokens to the embedding of each sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hatch_lower.errors import EntryPointError
+from hatch_lower.huggingface.declare import exporting
+from hatch_lower.huggingface.examples import made_inputs
+from hatch_lower.model import Method, Model
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+EMBEDDING = "sentence_embedding"
+
+
+class SentenceEncoder(torch.nn.Module):
+    """An encoder whose `forward` takes tokens as keyword arguments, and returns the embeddings alone."""
+
+    def __init__(self, encoder: SentenceTransformer) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, **tokens: torch.Tensor) -> torch.Tensor:
+        features: Mapping[str, torch.Tensor] = self.encoder(dict(tokens))
+        return features[EMBEDDING]
+
+
+def sentence_model(encoder: SentenceTransformer, where: str = "its first argument") -> Model:
+    """Return a model to export, with the method `forward`: tokens of shape (batch, sequence) to (batch, dimensions).
+
+    Args:
+        encoder: with a text model of transformers as its first module; pooling, layers and normalization follow.
+        where: the setting, for errors.
+
+    Raises:
+        EntryPointError: if the first module is no text model of transformers.
+    """
+    inner = getattr(encoder[0], "model", None) if len(encoder) else None
+    if not isinstance(inner, PreTrainedModel) or inner.main_input_name != "input_ids":
+        kinds = ", ".join(f"`{type(part).__name__}`" for part in encoder)
+        raise EntryPointError(
+            "an encoder of sentences must begin with a text model of transformers",
+            where=where,
+            found=f"the modules {kinds or 'of an empty encoder'}",
+            hint="write an entry point that returns a `hatch_lower.Model`",
+        )
+    inputs = made_inputs(inner)
+    forward = Method(
+        kwargs={name: each.value for name, each in inputs.items()},
+        dynamic_shapes={name: dict(each.dimensions) for name, each in inputs.items()},
+    )
+    return Model(SentenceEncoder(encoder).eval(), {"forward": forward}, exporting=partial(exporting, inner))
+
+
+def load_sentences(folder: Any) -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(
+        str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": torch.float32, "use_safetensors": True}
+    )
