@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from by_hand import PYPROJECT, run, write_project
 from ten_models import MODELS
@@ -23,30 +23,40 @@ from ten_models import MODELS
 TIMES = "lowering-times.json"
 
 
-def tune(name: str, project: Path, cache: Path, budget: float) -> tuple[str, dict[str, Any]]:
-    """Tune a model in a new project; return the chosen recipe, and medians and eager's by candidate."""
+def tune(name: str, project: Path, cache: Path, budget: float) -> tuple[str, dict[str, float], dict[str, float]]:
+    """Tune a model in a new project; return the chosen recipe, and by candidate its call ÷ the choice's and ÷ eager's.
+
+    Both ratios are those of common processes; medians of all processes are of a machine in different states.
+    """
     settings = "rtol = 0.001\natol = 0.001"
     text = PYPROJECT.format(name=name, backend='"onnxruntime"', verify="true", settings=settings)
     write_project(project, name, text.replace(".targets.wheel.hooks.lower", ".hooks.lower"))
     caches = {"HATCH_LOWER_CACHE_DIR": str(cache), "HF_HUB_OFFLINE": "1"}
     command = ["-m", "hatch_lower", "tune", "--write", "--budget", f"{budget:g}s"]
-    (project / "tune.log").write_text(run(command, cwd=project, env={**os.environ, **caches}))
+    text = run(command, cwd=project, env={**os.environ, **caches})
+    (project / "tune.log").write_text(text)
     evidence = json.loads((project / TIMES).read_text())
     (choice,) = evidence["choices"]
     calls = {each["recipe"]: each["calls"][0] for each in evidence["measurements"]}
-    return choice["recipe"], calls
+    eager = {recipe: call["median"] / call["eager"] for recipe, call in calls.items()}
+    return choice["recipe"], {recipe: ratio_in(text, recipe) for recipe in calls}, eager
+
+
+def ratio_in(text: str, recipe: str) -> float:
+    """Return the figure of a candidate in the column `÷ best`, which follows the interval."""
+    (line,) = (line for line in text.splitlines() if line.removeprefix("→").split()[:1] == [recipe])
+    return float(re.split(r"\s{2,}", line.partition("…")[2].strip().replace("≈ ", ""))[1])
 
 
 def row(name: str, folder: Path, given: argparse.Namespace) -> str:
     begin = time.perf_counter()
     cache = folder / name / "cache"
     chosen = [tune(name, folder / name / "short", cache, given.budget)[0] for _ in range(given.repetitions)]
-    _, calls = tune(name, folder / name / "long", cache, 10 * given.budget)
-    best = min(calls, key=lambda each: calls[each]["median"])
-    own = calls[chosen[0]]
+    _, to_choice, to_eager = tune(name, folder / name / "long", cache, 10 * given.budget)
+    best = min(to_choice, key=lambda each: to_choice[each])
     if not given.keep:
         shutil.rmtree(cache)
-    ratios = f"{own['median'] / calls[best]['median']:.2f} | {own['median'] / own['eager']:.2f}"
+    ratios = f"{to_choice[chosen[0]] / to_choice[best]:.2f} | {to_eager[chosen[0]]:.2f}"
     times = ", ".join(f"{each} {count}" for each, count in Counter(chosen).most_common())
     return f"| {name} | `{chosen[0]}` | {ratios} | `{best}` | {times} | {time.perf_counter() - begin:.0f} s |"
 

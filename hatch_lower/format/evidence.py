@@ -38,7 +38,8 @@ class MeasuredCall(Frozen):
     median: Positive
     low: Positive  # of an interval with a confidence of 99 %, or of the range where the measurements are few
     high: Positive
-    eager: Positive | None = None  # median of eager, called in turns with the recipe; `None` without a comparison
+    # time of eager, by its ratio to the recipe in common processes; `None` without a comparison
+    eager: Positive | None = None
 
     def validate(self) -> None:
         if not self.low <= self.median <= self.high:

@@ -135,7 +135,8 @@ def times_of_calls(
     found = []
     for at, (subject, sizes) in enumerate(calls):
         seconds = [heat[name][at] for heat in own]
-        eager = [heat[EAGER][at] for heat in own if EAGER in heat]
+        # eager beside the candidate: medians of different heats are of a machine in different states
+        eager = [heat[EAGER][at] / heat[name][at] for heat in own if EAGER in heat]
         median = statistics.median(seconds)
         low, high = (end(sample[at] for sample in samples) for end in (min, max))
         if len(seconds) >= FEWEST:
@@ -148,7 +149,7 @@ def times_of_calls(
                 median,
                 min(low, median),
                 max(high, median),
-                statistics.median(eager) if eager else None,
+                median * statistics.geometric_mean(eager) if eager else None,
             )
         )
     return tuple(found)
