@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ def model(
     """Return a model to export, with the method `forward`.
 
     Args:
-        module: a model of transformers, in the mode to export (`from_pretrained` returns models in `eval` mode).
+        module: a model of transformers, in the mode to export (`from_pretrained` returns models in `eval` mode). Its
+            configuration is changed: without a cache, and with outputs by name.
         inputs: example keyword arguments of `forward`; default: made from the configuration, of batch size 2.
         dynamic_shapes: as for `torch.export.export`, for `inputs`; default: none for given inputs, else batch and
             sequence from 1 to the model's largest sizes.
@@ -47,21 +48,25 @@ def model(
         examples = made_inputs(module)
         inputs = {name: example.value for name, example in examples.items()}
         dynamic_shapes = {name: dict(example.dimensions) for name, example in examples.items()}
+    turn_off_caches(module)
     # lengths of sound: torch.export proves nothing about the quotients in the numbers of frames
     forward = Method(kwargs=dict(inputs), dynamic_shapes=dynamic_shapes, defer_guards="input_values" in inputs)
     return Model(module, {"forward": forward}, exporting=partial(exporting, module))
 
 
+def turn_off_caches(module: PreTrainedModel) -> None:
+    from transformers import PreTrainedModel
+
+    for part in module.modules():  # a decoder may have a configuration of its own
+        if isinstance(part, PreTrainedModel):
+            part.config.use_cache, part.config.return_dict = False, True
+
+
 @contextmanager
 def exporting(module: PreTrainedModel) -> Iterator[None]:
     """Put the patches in place under which transformers exports its models; eager runs outside of this context."""
-    from transformers.exporters.exporter_dynamo import patch_model_config, reset_model_state
+    from transformers.exporters.exporter_dynamo import reset_model_state
     from transformers.exporters.utils import apply_patches
 
-    parts: dict[int, Any] = {id(part.config): part for part in module.modules() if hasattr(part, "config")}
-    with ExitStack() as stack:
-        stack.enter_context(apply_patches("dynamo"))
-        stack.enter_context(reset_model_state(module))
-        for part in parts.values():  # a decoder may have a configuration of its own
-            stack.enter_context(patch_model_config(part, {"use_cache": False, "return_dict": True}))
+    with apply_patches("dynamo"), reset_model_state(module):
         yield

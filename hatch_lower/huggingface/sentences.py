@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hatch_lower.errors import EntryPointError
-from hatch_lower.huggingface.declare import exporting
+from hatch_lower.huggingface.declare import exporting, turn_off_caches
 from hatch_lower.huggingface.examples import made_inputs
 from hatch_lower.model import Method, Model
 
@@ -51,6 +51,7 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
             found=f"the modules {kinds or 'of an empty encoder'}",
             hint="write an entry point that returns a `hatch_lower.Model`",
         )
+    turn_off_caches(inner)
     inputs = made_inputs(inner)
     forward = Method(
         kwargs={name: each.value for name, each in inputs.items()},

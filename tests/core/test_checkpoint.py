@@ -298,16 +298,27 @@ def test_a_model_with_unknown_inputs_needs_given_inputs(transformers: Any) -> No
 
 
 def test_patches_are_in_place_during_the_export_only(transformers: Any) -> None:
+    from transformers.utils import import_utils
+
     module = bert(transformers)
-    before = module.config.use_cache, torch.Tensor.__dict__.get("__torch_function__"), module.config.return_dict
-    captured(module)
-    assert before == (
-        module.config.use_cache,
-        torch.Tensor.__dict__.get("__torch_function__"),
-        module.config.return_dict,
-    )
-    with model(module).exporting():
-        assert module.config.use_cache is False
+    declared = model(module)
+    before = [vars(library).copy() for library in (torch, torch.nn.functional, import_utils)]
+    seen: list[bool] = []
+    with declared.exporting():
+        seen.append(any(vars(torch.nn.functional)[name] is not value for name, value in before[1].items()))
+    capture_model("net", declared, NullReporter())
+    for library, names in zip((torch, torch.nn.functional, import_utils), before, strict=True):
+        assert [name for name, value in names.items() if vars(library)[name] is not value] == []
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_decoder_has_no_cache_among_its_outputs(name: str, transformers: Any) -> None:
+    make, _ = NETWORKS[name]
+    declared = model(make(transformers).eval())
+    found: Any = declared.module(**declared.methods["forward"].kwargs)
+    assert "past_key_values" not in found
+    assert found.logits.shape[:2] == (2, 12)
 
 
 # Encoders of sentences
