@@ -36,6 +36,7 @@ from hatch_lower.pipeline.exceptions import (
     relative_to_roots,
     user_line,
 )
+from hatch_lower.runtime.eager import programs_of_exporter
 
 NO_CUDA = (
     *("not compiled with CUDA", "No CUDA GPUs", "NVIDIA driver", "no NVIDIA GPU", "CUDA-capable device"),
@@ -105,7 +106,7 @@ Exports = Model | dict[str, ExportedProgram]
 
 ACCEPTED = (
     "return a `hatch_lower.Model`, a tuple `(module, example_args)`, a `torch.export.ExportedProgram`,"
-    " or a dict of method name to `ExportedProgram`"
+    " a dict of method name to `ExportedProgram`, or an `ExportedModel` of transformers' `DynamoExporter`"
 )
 
 
@@ -244,6 +245,7 @@ def checked_callable(value: object, entry: EntryPoint) -> Callable[[], object]:
 
 
 def checked_exports(value: object, entry: EntryPoint) -> Exports:
+    value = programs_of_exporter(value)
     if isinstance(value, ExportedProgram):
         return {"forward": value}
     if isinstance(value, Mapping) and value and all(isinstance(program, ExportedProgram) for program in value.values()):

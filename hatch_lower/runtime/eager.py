@@ -88,11 +88,20 @@ def modules_of(value: Any) -> dict[str, tuple[torch.nn.Module, str]] | None:
         return {name: (value.module, method.attribute or name) for name, method in methods.items()}
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module):
         return {"forward": (value[0], "forward")}
+    value = programs_of_exporter(value)
     programs = value if isinstance(value, dict) else {"forward": value}
     # not `isinstance`, which would need to import torch.export
     if programs and all(type(program).__name__ == "ExportedProgram" for program in programs.values()):
         return {name: (program.module(), "forward") for name, program in programs.items()}
     return None
+
+
+def programs_of_exporter(value: Any) -> Any:
+    """Return the programs of an `ExportedModel` of transformers by method; any other value as it is."""
+    if (type(value).__module__.partition(".")[0], type(value).__name__) != ("transformers", "ExportedModel"):
+        return value
+    programs = {name: component.program for name, component in value.components.items()}
+    return {"forward": programs["model"]} if programs.keys() == {"model"} else programs
 
 
 def without_gradients(function: Callable[..., object]) -> Callable[..., object]:

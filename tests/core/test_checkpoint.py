@@ -19,8 +19,8 @@ from hatch_lower.events import NullReporter
 from hatch_lower.huggingface import model
 from hatch_lower.huggingface.checkpoint import checkpoint_model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
-from hatch_lower.pipeline.discover import EntryPoint, discover
-from hatch_lower.runtime.eager import make_eager
+from hatch_lower.pipeline.discover import EntryPoint, checked_exports, discover
+from hatch_lower.runtime.eager import make_eager, modules_of
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 WORDS = {"vocab_size": 99, **SMALL}
@@ -385,3 +385,22 @@ def test_a_missing_library_names_its_extra(library: str, tmp_path: Path, monkeyp
     with pytest.raises(EntryPointError, match=f"a model of the table `{library}` needs the library") as error:
         checkpoint_model(CheckpointFolder(str(tmp_path), library=library), Path(), "here")
     assert error.value.hint == f'add "hatch-lower[{library}]" to `[build-system] requires`'
+
+
+# Models that transformers has exported
+
+
+def test_an_exported_model_of_transformers_is_taken(transformers: Any, tmp_path: Path) -> None:
+    from transformers.exporters.exporter_dynamo import DynamoConfig, DynamoExporter
+
+    ids = torch.arange(12).reshape(2, 6)
+    module = bert(transformers)
+    exported = DynamoExporter().export(module, {"input_ids": ids}, DynamoConfig(dynamic=True))
+    taken: Any = checked_exports(exported, EntryPoint("reviews", "reviews:export", tmp_path))
+    (method,) = capture_model("reviews", taken, NullReporter()).methods
+    assert method.name == "forward"
+    found = method.program.module()(input_ids=ids[:, :4])
+    torch.testing.assert_close(found.logits, module(input_ids=ids[:, :4]).logits)
+    modules = modules_of(exported)
+    assert modules is not None
+    assert list(modules) == ["forward"]

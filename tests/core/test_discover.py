@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 ACCEPTED = (
     "return a `hatch_lower.Model`, a tuple `(module, example_args)`, a `torch.export.ExportedProgram`,"
-    " or a dict of method name to `ExportedProgram`"
+    " a dict of method name to `ExportedProgram`, or an `ExportedModel` of transformers' `DynamoExporter`"
 )
 
 

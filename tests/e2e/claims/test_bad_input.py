@@ -35,7 +35,7 @@ LONG_ONLY = pytest.mark.long
 
 ACCEPTED = (
     "return a `hatch_lower.Model`, a tuple `(module, example_args)`, a `torch.export.ExportedProgram`, "
-    "or a dict of method name to `ExportedProgram`"
+    "a dict of method name to `ExportedProgram`, or an `ExportedModel` of transformers' `DynamoExporter`"
 )
 ENTRY_POINTS = {
     "gone": """`bad_entry.model` has no attribute `gone`
