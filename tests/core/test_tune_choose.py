@@ -72,6 +72,22 @@ def test_options_are_tried_of_engines_that_are_not_much_slower() -> None:
     assert not {"openvino-1-thread", "executorch-1-thread", "aoti-no-prepack-weights"} & set(bench.order)
 
 
+@pytest.mark.parametrize(("single", "chosen_recipe"), [(0.47, "onnxruntime"), (0.44, "onnxruntime-1-thread")])
+def test_a_single_thread_is_chosen_for_more_than_a_little(
+    single: float, chosen_recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SECONDS, "onnxruntime-1-thread", single)
+    tuned = chosen(ScriptedBench())
+    assert tuned.choice.recipe == chosen_recipe
+    assert tuned.ratios[chosen_recipe] == 1.0
+    assert tuned.ratios["onnxruntime-1-thread"] == pytest.approx(single / SECONDS[chosen_recipe])
+
+
+def test_a_single_thread_that_is_the_choice_so_far_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SECONDS, "onnxruntime-1-thread", 0.47)
+    assert chosen(ScriptedBench(), current="onnxruntime-1-thread").choice.recipe == "onnxruntime-1-thread"
+
+
 def test_size_and_memory_have_their_own_figures() -> None:
     assert chosen(ScriptedBench(), aim="size").choice.recipe == "onnxruntime"
     memory = {"portable": 20 << 20, "default": 40 << 20, "onnxruntime": 23 << 20}

@@ -38,6 +38,13 @@ class TunedCandidate(Frozen):
     def options(self) -> int:
         return sum(len(choice.options) for choice in self.recipe.backends)
 
+    def without_threads(self) -> tuple[BackendChoice, ...]:
+        """Return the backends with the engines' own numbers of threads."""
+        return tuple(
+            replace(choice, options={name: value for name, value in choice.options.items() if name != THREADS})
+            for choice in self.recipe.backends
+        )
+
     @property
     def needs_level(self) -> bool:
         """Whether the candidate runs only on machines of a level beyond the default."""
