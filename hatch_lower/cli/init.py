@@ -101,7 +101,7 @@ def init(
             target, written = folder.export, write_package(package)
         else:
             target, written = (export, []) if export else entry_point(package)
-        inputs = weights_globs(path.parent, package, folder.folder if folder else None)
+        inputs = [] if folder else weights_globs(path.parent, package)
         declared = Declared(path.parent, package, model or project, target, tuple(backends), tuple(inputs))
         replace_file(path, replace(declared, torch_free="torch-free" in needs))
     except OSError as error:

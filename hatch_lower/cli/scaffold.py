@@ -131,14 +131,10 @@ def defines(path: Path, function: str) -> bool:
     return any(isinstance(node, ast.FunctionDef) and node.name == function for node in tree.body)
 
 
-def weights_globs(root: Path, package: Package, checkpoint: str | None = None) -> list[str]:
-    """Return globs of the files of weights, relative to the project: a glob for each folder and suffix.
-
-    The files are those of a checkpoint's folder, or else in the package and in folders for weights.
-    """
+def weights_globs(root: Path, package: Package) -> list[str]:
+    """Return globs of the files of weights, relative to the project: a glob for each folder and suffix."""
     found = set()
-    usual = (package.folder, *(child for child in root.iterdir() if child.name in ("models", "weights")))
-    for folder in usual if checkpoint is None else (root / checkpoint,):
+    for folder in (package.folder, *(child for child in root.iterdir() if child.name in ("models", "weights"))):
         for path in folder.rglob("*") if folder.is_dir() else ():
             if path.suffix in WEIGHTS and path.is_file() and not any(part.startswith(".") for part in path.parts):
                 found.add((path.parent / f"*{path.suffix}").relative_to(root).as_posix())

@@ -172,10 +172,12 @@ def input_files(hook: Hook) -> list[Path]:
     """Return the files that settings name, such as `inputs` and `card`, even files that version control ignores."""
     from hatch_lower.driver.inputs.present import files_matching
     from hatch_lower.format.evidence import EVIDENCE_FILE
+    from hatch_lower.huggingface.checkpoint import checkpoint_files
 
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
     problems: list[str] = []
     patterns: dict[str, str] = {}
+    folders: set[str] = set()
     # inputs declared for the wheel alone need no second table for the source distribution
     for table, target in ((hook.config, hook.target_name), (wheel, "wheel")):
         path = table_path(hook.metadata.hatch.build_targets.get(target, {}), target)
@@ -188,6 +190,7 @@ def input_files(hook: Hook) -> list[Path]:
         for name, model in given.models.items():
             here = f"{path}.models.{quote_key(name)}"
             patterns |= dict.fromkeys(model.assets, f"{here}.assets")
+            folders |= {folder for folder in (model.transformers, model.sentence_transformers) if folder is not None}
             if model.card is not None:
                 patterns[glob.escape(model.card)] = f"{here}.card"
             samples = {"verify-inputs": model.verify_inputs or "", "calibrate": model.calibrate or ""}
@@ -202,7 +205,8 @@ def input_files(hook: Hook) -> list[Path]:
     if problems:
         what = "the build hook `lower` cannot add files to the source distribution: wrong settings"
         raise ConfigError(what, found="\n".join(problems), hint='write `inputs = ["weights/*.safetensors"]`')
-    root, files = Path(hook.root), set[Path]()
+    root = Path(hook.root)
+    files = {file for folder in folders for file in checkpoint_files(root / folder)}
     for pattern, path in patterns.items():
         matches = files_matching(root, pattern)
         if not matches:

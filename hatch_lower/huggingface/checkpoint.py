@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ ASSETS = (
     *("sentence_bert_config.json", "config_sentence_transformers.json"),
     *("chat_template*", "LICENSE*", "LICENCE*"),
 )
+
+# files that the export reads beside the assets: weights, and the parts of an encoder of sentences
+READ = (MODULES, "*.safetensors", "*.safetensors.index.json", "*/config.json", "*/*.safetensors")
 
 
 def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Model:
@@ -140,6 +143,15 @@ def class_of(transformers: Any, config: dict[str, Any], task: str, where: str) -
     return kind
 
 
-def checkpoint_assets(folder: Path) -> Iterator[Path]:
-    """Yield the files of a checkpoint that are packaged beside the programs."""
-    yield from sorted({path for pattern in ASSETS for path in folder.glob(pattern) if path.is_file()})
+def checkpoint_assets(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint that are packaged beside the programs."""
+    return files_like(folder, ASSETS)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint that a build needs, without the rest of a training."""
+    return files_like(folder, (*ASSETS, *READ))
+
+
+def files_like(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})

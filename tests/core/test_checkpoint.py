@@ -17,7 +17,7 @@ from hatch_lower.driver.sources import find_assets
 from hatch_lower.errors import ConfigError, EntryPointError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.huggingface import model
-from hatch_lower.huggingface.checkpoint import checkpoint_model
+from hatch_lower.huggingface.checkpoint import checkpoint_files, checkpoint_model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.discover import EntryPoint, checked_exports, discover
 from hatch_lower.runtime.eager import make_eager, modules_of
@@ -404,3 +404,11 @@ def test_an_exported_model_of_transformers_is_taken(transformers: Any, tmp_path:
     modules = modules_of(exported)
     assert modules is not None
     assert list(modules) == ["forward"]
+
+
+def test_a_build_needs_a_checkpoint_without_the_rest_of_its_training(tmp_path: Path) -> None:
+    needed = ["1_Pooling/config.json", "config.json", "model.safetensors", "modules.json", "tokenizer.json"]
+    for name in [*needed, "optimizer.pt", "checkpoint-500/optimizer.pt", "pytorch_model.bin", "trainer_state.json"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in checkpoint_files(tmp_path)] == needed

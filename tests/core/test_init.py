@@ -317,7 +317,7 @@ def test_a_checkpoint_needs_no_entry_point(tmp_path: Path) -> None:
     document = written(root).unwrap()
     lower = document["tool"]["hatch"]["build"]["hooks"]["lower"]
     assert lower["models"] == {"My-Net": {"transformers": "models/reviews", "task": "fill-mask"}}
-    assert lower["inputs"] == ["models/reviews/*.safetensors"]
+    assert "inputs" not in lower
     assert lower["runtime-requirements"] == "add"
     assert "hatch-lower[onnxruntime,transformers]" in document["build-system"]["requires"]
     assert "entry-points" not in document["project"]

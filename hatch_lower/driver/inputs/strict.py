@@ -34,6 +34,7 @@ from pathlib import Path
 
 from hatch_lower.cache.entry import Keep, Record, RemoteCache
 from hatch_lower.cache.store import Store
+from hatch_lower.config.checkpoint import checkpoint_of
 from hatch_lower.config.settings import Recipe, is_sample_file
 from hatch_lower.driver.inputs.collect import collect
 from hatch_lower.driver.inputs.log import read_log
@@ -44,6 +45,7 @@ from hatch_lower.driver.lookup import open_stats, roots_of
 from hatch_lower.driver.protocol import ChildRequest
 from hatch_lower.errors import EntryPointError, HiddenVariableError, LowerError, ProcessError
 from hatch_lower.events import Event, Reporter
+from hatch_lower.huggingface.checkpoint import checkpoint_files
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
 MODULES = (".py", *EXTENSION_SUFFIXES)
@@ -113,6 +115,8 @@ def source_files(request: ChildRequest) -> Iterator[Path]:
 def sample_files(request: ChildRequest) -> Iterator[Path]:
     (model,) = (model for model in request.settings.models if model.name == request.model)
     yield from (request.settings.root / file for file in (model.verify_inputs, model.calibrate) if is_sample_file(file))
+    if (checkpoint := checkpoint_of(model.export)) is not None:
+        yield from checkpoint_files(request.settings.root / checkpoint.folder)
 
 
 def is_available() -> bool:
