@@ -1,4 +1,4 @@
-"""The import package that gets a model's files."""
+"""The import package that gets a model's files, and names that become names of files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Collection, Sequence
 from hatch_lower.config.tables import HookTable, ModelTable
 from hatch_lower.errors import nearest
 
+# Windows reserves these names, with any suffix
+RESERVED_NAME = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
+LONGEST_NAME = 100  # file systems allow 255 bytes, and suffixes and digests need a part
 PACKAGE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -52,3 +55,12 @@ def innermost(module: str, packages: Collection[str]) -> str | None:
     while module and module not in packages:
         module = module.rpartition(".")[0]
     return module or None
+
+
+def file_name_problems(name: str, here: str) -> list[str]:
+    # the name becomes a file name on every system that installs the wheel
+    if RESERVED_NAME.fullmatch(name):
+        return [f"`{here}` must have another name: Windows reserves `{name}`, and no file can be called so"]
+    if len(name) > LONGEST_NAME:
+        return [f"`{here[:LONGEST_NAME]}…` must have a shorter name: {len(name)} characters; {LONGEST_NAME} at most"]
+    return []

@@ -16,9 +16,9 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
-from hatch_lower.config.checkpoint import LIBRARIES, SENTENCES, TRANSFORMERS, CheckpointFolder
+from hatch_lower.config.checkpoint import LIBRARIES, CheckpointFolder, declaration_problems, declaring_settings
 from hatch_lower.config.option_files import with_contents
-from hatch_lower.config.packages import resolve_package
+from hatch_lower.config.packages import file_name_problems, resolve_package
 from hatch_lower.config.precision_file import read_kept
 from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.requirements import Extra
@@ -44,9 +44,6 @@ ENTRY_POINTS_PATH = f'project.entry-points."{MODEL_GROUP}"'
 
 RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
-# Windows reserves these names, with any suffix
-RESERVED_NAME = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
-LONGEST_NAME = 100  # file systems allow 255 bytes, and suffixes and digests need a part
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
 
 
@@ -207,15 +204,6 @@ def useless_limits(given: HookTable, lowered_for: Mapping[str, Collection[str]],
             yield f"`{path}.recipes.{quote_key(name)}.max-drop` limits nothing: no model of the recipe has a `metric`"
 
 
-def file_name_problems(name: str, here: str) -> list[str]:
-    # the name becomes a file name on every system that installs the wheel
-    if RESERVED_NAME.fullmatch(name):
-        return [f"`{here}` must have another name: Windows reserves `{name}`, and no file can be called so"]
-    if len(name) > LONGEST_NAME:
-        return [f"`{here[:LONGEST_NAME]}…` must have a shorter name: {len(name)} characters; {LONGEST_NAME} at most"]
-    return []
-
-
 def resolve_recipes(given: HookTable, root: Path, path: str, problems: list[str]) -> dict[str, Recipe]:
     recipes: dict[str, Recipe] = {}
     check_backends(given.backends, path, problems)
@@ -356,10 +344,7 @@ def resolve_models(
         problems += file_name_problems(name, declared)
         if name in entry_points and sources:
             problems.append(f"`{here}.{setting}` repeats the model that `{declared}` declares; keep either")
-        if len(sources) > 1:
-            problems.append(f"`{here}` has {' and '.join(f'`{each}`' for each in sources)}; keep one of them")
-        if override.task is not None and override.transformers is None:
-            problems.append(f"`{here}.task` is the task of a checkpoint, and the model has no `transformers`")
+        problems += declaration_problems(override, here)
         if name not in entry_points and not sources:
             problems.append(
                 f"`{here}` is not the name of a model and has no `export`, `transformers` or `sentence-transformers`;"
@@ -383,16 +368,6 @@ def resolve_models(
         if package is not None and len(problems) == found:
             ordered = tuple(recipe for recipe in order if recipe in recipes)
             yield model_settings(name, export, package, ordered, override, given)
-
-
-def declaring_settings(override: ModelTable) -> dict[str, str]:
-    """Return the settings of a table that declare a model, by name."""
-    given = {
-        "export": override.export,
-        TRANSFORMERS: override.transformers,
-        SENTENCES: override.sentence_transformers,
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def model_settings(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,9 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
     folder = root / checkpoint.folder
     if checkpoint.library == SENTENCES:
         return encoder_model(folder, where)
-    transformers = import_needed("transformers.exporters", TRANSFORMERS, where)  # since 5.24
+    with library_needed(TRANSFORMERS, where):
+        import transformers
+        import transformers.exporters  # since 5.24
     kind = class_of(transformers, read_checkpoint_config(folder, where), checkpoint.task, where)
 
     from torch import float32
@@ -64,8 +67,8 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
 
 
 def encoder_model(folder: Path, where: str) -> Model:
-    import_needed("sentence_transformers", SENTENCES, where)
-    from hatch_lower.huggingface.sentences import load_sentences, sentence_model
+    with library_needed(SENTENCES, where):
+        from sentence_transformers import SentenceTransformer
 
     read_checkpoint_config(folder, where)
     if not (folder / MODULES).is_file():
@@ -75,13 +78,20 @@ def encoder_model(folder: Path, where: str) -> Model:
             found=f"no `{MODULES}` in {folder}",
             hint="name a folder that `encoder.save(folder)` wrote, or use `transformers`",
         )
-    return sentence_model(load_sentences(folder), where)
+    from torch import float32
+
+    from hatch_lower.huggingface.sentences import sentence_model
+
+    options = {"dtype": float32, "use_safetensors": True}
+    encoder = SentenceTransformer(str(folder), device="cpu", local_files_only=True, model_kwargs=options)
+    return sentence_model(encoder, where)
 
 
-def import_needed(module: str, library: str, where: str) -> Any:
-    """Import a module; return its top-level package."""
+@contextmanager
+def library_needed(library: str, where: str) -> Iterator[None]:
+    """Raise `EntryPointError` with the library's extra if an import fails."""
     try:
-        return __import__(module)
+        yield
     except ImportError as error:
         raise EntryPointError(
             f"a model of the table `{library}` needs the library",

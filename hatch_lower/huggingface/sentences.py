@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -58,11 +58,3 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
         dynamic_shapes={name: dict(each.dimensions) for name, each in inputs.items()},
     )
     return Model(SentenceEncoder(encoder).eval(), {"forward": forward}, exporting=partial(exporting, inner))
-
-
-def load_sentences(folder: Any) -> SentenceTransformer:
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(
-        str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": torch.float32, "use_safetensors": True}
-    )

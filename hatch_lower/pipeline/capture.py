@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,10 @@ from hatch_lower.pipeline.parameters import (
     dimension_names,
     fixed_size,
     positional_names,
+    separate_tensors,
     with_named_keywords,
 )
 from hatch_lower.runtime.module_copy import copy_module
-from hatch_lower.runtime.torch_private import tensors as trees
 from hatch_lower.runtime.torch_private.programs import holds_tensors, is_users_fault, remember_lines
 from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
 
@@ -139,18 +140,7 @@ def capture_method(model: str, name: str, whole: Model, declared: Method, roots:
     )
     keep_source_lines(module, call)
     before = tensor_versions(module)
-
-    def export() -> ExportedProgram:
-        with whole.exporting():
-            return torch.export.export(
-                exported,
-                args,
-                kwargs,
-                dynamic_shapes=shapes,
-                strict=strict,
-                prefer_deferred_runtime_asserts_over_guards=declared.defer_guards,
-            )
-
+    export = partial(export_method, whole, exported, args, kwargs, shapes, declared)
     gradients = False
     changes: dict[tuple[int, str], AttributeChange] = {}
     try:
@@ -191,19 +181,18 @@ def capture_method(model: str, name: str, whole: Model, declared: Method, roots:
     return CapturedMethod(name, program, args, kwargs, names, dimensions, gradients)
 
 
-def separate_tensors(
-    args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[tuple[object, ...], dict[str, object]]:
-    # torch.export would merge two arguments that are the same tensor into a single input
-    seen: set[int] = set()
-
-    def once(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in seen:
-            return tensor.detach().clone()
-        seen.add(id(tensor))
-        return tensor
-
-    return trees.tree_map_only(torch.Tensor, once, args), trees.tree_map_only(torch.Tensor, once, kwargs)
+def export_method(
+    whole: Model, exported: torch.nn.Module, args: Any, kwargs: Any, shapes: Any, declared: Method
+) -> ExportedProgram:
+    with whole.exporting():
+        return torch.export.export(
+            exported,
+            args,
+            kwargs,
+            dynamic_shapes=shapes,
+            strict=declared.strict,
+            prefer_deferred_runtime_asserts_over_guards=declared.defer_guards,
+        )
 
 
 def keep_source_lines(module: torch.nn.Module, call: Callable[..., object]) -> None:

@@ -185,3 +185,18 @@ def fixed_size(reason: str, sizes: list[DeclaredSize]) -> DeclaredSize | None:
         return None
     fixed = (size for size in sizes if size.size in FIXED_SIZES and size.declared is not Dim.AUTO)
     return next(fixed, None)
+
+
+def separate_tensors(
+    args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    # torch.export would merge two arguments that are the same tensor into a single input
+    seen: set[int] = set()
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in seen:
+            return tensor.detach().clone()
+        seen.add(id(tensor))
+        return tensor
+
+    return tensors.tree_map_only(torch.Tensor, once, args), tensors.tree_map_only(torch.Tensor, once, kwargs)

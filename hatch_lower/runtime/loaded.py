@@ -132,8 +132,8 @@ class LoadedModel:
             pair: the second text of each pair.
 
         Returns:
-            Arrays of int64 of shape (texts, tokens), of the library that the methods take: those of `input_ids`,
-            `attention_mask` and `token_type_ids` that `forward` has.
+            Arrays of int64 of shape (texts, tokens), of the library that the methods take, for the arguments of
+            `forward` among `input_ids`, `attention_mask` and `token_type_ids`.
 
         Raises:
             InputError: if texts of different lengths cannot be padded, or for other values than texts.
