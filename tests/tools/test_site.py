@@ -72,4 +72,4 @@ def test_copy_buttons_copy_commands(site: Path, browser: Any) -> None:
 def test_a_page_leads_to_the_next_and_the_previous_page(site: Path) -> None:
     page = (site / "tutorial.html").read_text(encoding="utf-8")
     links = dict(re.findall(r'<a href="([^"]*)" class="md-footer__link md-footer__link--(\w+)"', page))
-    assert links == {"index.html": "prev", "guides/methods-and-state.html": "next"}
+    assert links == {"index.html": "prev", "guides/transformers.html": "next"}

@@ -122,7 +122,7 @@ class Stopwatch(Frozen):
 
     @property
     def is_over(self) -> bool:
-        return self.race.spent > self.budget
+        return self.race.spent >= self.budget
 
     def heat(self, names: Sequence[str], *, with_eager: bool = False) -> Heat:
         begin = self.clock()
