@@ -26,8 +26,7 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import read_pyproject
-from hatch_lower.huggingface.checkpoint import MODULES, read_checkpoint_config
-from hatch_lower.huggingface.tasks import TASK_CLASSES
+from hatch_lower.huggingface.checkpoint import part_folders, read_checkpoint_config, refuse_unknown_task
 from hatch_lower.runtime.torch_private.unimported import numbers, tried_versions
 
 if TYPE_CHECKING:
@@ -137,10 +136,10 @@ def checked_folder(root: Path, given: str, task: str | None) -> CheckpointFolder
             found=f"{place}, and the project is {root}",
             hint="copy the folder into the project, such as to `models/`",
         )
-    read_checkpoint_config(place, "`--transformers`")
-    if task and task not in TASK_CLASSES:
-        raise ConfigError("there is no such task", where="`--task`", found=nearest(task, TASK_CLASSES))
-    library = SENTENCES if not task and (place / MODULES).is_file() else TRANSFORMERS
+    parts = [] if task else part_folders(place)
+    read_checkpoint_config(parts[0] if parts else place, "`--transformers`")
+    refuse_unknown_task(task or "", "`--task`")
+    library = SENTENCES if parts else TRANSFORMERS
     return CheckpointFolder(place.relative_to(root).as_posix(), task or "", library)
 
 

@@ -108,8 +108,8 @@ VERIFY_INPUTS = {
     "words": "a safetensors file of the project, such as `samples.safetensors`, or a function, as `module:function`",
 }
 CHECKPOINT = {
-    # relative, and not out of the project
-    "pattern": r"(?!/|([^/]*/)*\.\.(/|$))[^\\:#]+",
+    # relative, not out of the project, and no glob
+    "pattern": r"(?!/|([^/]*/)*\.\.(/|$))[^\\:#*?\[\]]+",
     "words": "a folder of the project, such as `models/reviews`",
 }
 TASK = {"pattern": "[a-z0-9-]+", "words": "a task of transformers, such as `text-classification`"}

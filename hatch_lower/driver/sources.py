@@ -94,11 +94,11 @@ def find_assets(settings: Settings) -> dict[str, dict[str, Path]]:
 def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator[tuple[str, Path]]:
     """Yield name and path of a model's assets, and append a sentence for each pattern that is wrong."""
     taken: dict[str, Path] = {}
+    patterns = list(model.assets)
     if (checkpoint := checkpoint_of(model.export)) is not None:
-        for path in checkpoint_assets(root / checkpoint.folder):
-            taken[path.name.casefold()] = path
-            yield path.name, path
-    for pattern in model.assets:
+        own = checkpoint_assets(root / checkpoint.folder)
+        patterns[:0] = [path.relative_to(root).as_posix() for path in own]
+    for pattern in patterns:
         here = f"`{pattern}` in the `assets` of model `{model.name}`"
         folder = root / pattern_folder(pattern)
         # a pattern without wildcards finds no link that leads nowhere

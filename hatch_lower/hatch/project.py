@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
+from hatch_lower.config.checkpoint import LIBRARIES, declaring_settings
 from hatch_lower.config.option_files import option_files
 from hatch_lower.config.precision_file import PRECISION_FILE
 from hatch_lower.config.reader import read_toml_table
@@ -190,7 +191,7 @@ def input_files(hook: Hook) -> list[Path]:
         for name, model in given.models.items():
             here = f"{path}.models.{quote_key(name)}"
             patterns |= dict.fromkeys(model.assets, f"{here}.assets")
-            folders |= {folder for folder in (model.transformers, model.sentence_transformers) if folder is not None}
+            folders |= {value for key, value in declaring_settings(model).items() if key in LIBRARIES}
             if model.card is not None:
                 patterns[glob.escape(model.card)] = f"{here}.card"
             samples = {"verify-inputs": model.verify_inputs or "", "calibrate": model.calibrate or ""}

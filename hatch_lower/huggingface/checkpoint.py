@@ -25,8 +25,8 @@ ASSETS = (
     *("chat_template*", "LICENSE*", "LICENCE*"),
 )
 
-# files that the export reads beside the assets: weights, and the parts of an encoder of sentences
-READ = (MODULES, "*.safetensors", "*.safetensors.index.json", "*/config.json", "*/*.safetensors")
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+NOT_READ = "pooler."  # parameters of transformers' own pooling: an encoder of sentences pools its tokens itself
 
 
 def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Model:
@@ -55,14 +55,7 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
     module, report = kind.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, dtype=float32, output_loading_info=True
     )
-    # transformers gives parameters that the checkpoint lacks random numbers, which no package should contain
-    if missing := sorted(report["missing_keys"]):
-        raise EntryPointError(
-            f"the checkpoint has no weights for parameters of `{type(module).__name__}`",
-            where=where,
-            found=", ".join(f"`{name}`" for name in missing[:5]) + (", …" if len(missing) > 5 else ""),
-            hint="set the `task` for which the checkpoint was trained, or train the parameters",
-        )
+    refuse_missing(report["missing_keys"], type(module), where)
     return model(module.eval())
 
 
@@ -70,21 +63,47 @@ def encoder_model(folder: Path, where: str) -> Model:
     with library_needed(SENTENCES, where):
         from sentence_transformers import SentenceTransformer
 
-    read_checkpoint_config(folder, where)
-    if not (folder / MODULES).is_file():
+    parts = part_folders(folder)
+    if not parts:
         raise EntryPointError(
             "the folder holds no encoder of sentence-transformers",
             where=where,
-            found=f"no `{MODULES}` in {folder}",
+            found=f"no list of modules `{MODULES}` in {folder}",
             hint="name a folder that `encoder.save(folder)` wrote, or use `transformers`",
         )
+    read_checkpoint_config(parts[0], where)
     from torch import float32
 
-    from hatch_lower.huggingface.sentences import sentence_model
+    from hatch_lower.huggingface.sentences import inner_model, sentence_model
 
-    options = {"dtype": float32, "use_safetensors": True}
+    options: dict[str, Any] = {"dtype": float32, "use_safetensors": True}
     encoder = SentenceTransformer(str(folder), device="cpu", local_files_only=True, model_kwargs=options)
+    kind: Any = type(inner_model(encoder, where))
+    _, report = kind.from_pretrained(parts[0], local_files_only=True, output_loading_info=True, **options)
+    missing = [name for name in report["missing_keys"] if not name.startswith(NOT_READ)]
+    refuse_missing(missing, kind, where)
     return sentence_model(encoder, where)
+
+
+def part_folders(folder: Path) -> list[Path]:
+    """Return the folders of an encoder's modules in order; an empty list for a checkpoint that is no encoder."""
+    try:
+        listed = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+        names = [part["path"] for part in listed]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [folder / name for name in names if isinstance(name, str) and ".." not in Path(name).parts]
+
+
+def refuse_missing(names: Iterable[str], kind: type, where: str) -> None:
+    """Refuse parameters without weights, which transformers fills with random numbers."""
+    if missing := sorted(names):
+        raise EntryPointError(
+            f"the checkpoint has no weights for parameters of `{kind.__name__}`",
+            where=where,
+            found=", ".join(f"`{name}`" for name in missing[:5]) + (", …" if len(missing) > 5 else ""),
+            hint="set the `task` for which the checkpoint was trained, or train the parameters",
+        )
 
 
 @contextmanager
@@ -103,18 +122,18 @@ def library_needed(library: str, where: str) -> Iterator[None]:
 
 def read_checkpoint_config(folder: Path, where: str) -> dict[str, Any]:
     path = folder / CONFIG
+    found: dict[str, Any] = {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        reason = "" if isinstance(found, dict) else f"a value of type `{type(found).__name__}`"
     except (OSError, ValueError) as error:
+        reason = str(error)
+    if reason:
         raise EntryPointError(
             "the folder holds no checkpoint of transformers",
             where=where,
-            found=f"{path}: {error}",
+            found=f"{path}: {reason}",
             hint="name a folder that `model.save_pretrained(folder)` wrote",
-        ) from error
-    if not isinstance(found, dict):
-        raise EntryPointError(
-            "the folder holds no checkpoint of transformers", where=where, found=f"{path}: {type(found).__name__}"
         )
     if code := found.get("auto_map"):
         raise EntryPointError(
@@ -126,14 +145,14 @@ def read_checkpoint_config(folder: Path, where: str) -> dict[str, Any]:
     return found
 
 
-def class_of(transformers: Any, config: dict[str, Any], task: str, where: str) -> Any:
+def refuse_unknown_task(task: str, where: str) -> None:
     if task and task not in TASK_CLASSES:
-        raise EntryPointError(
-            "there is no such task",
-            where=where,
-            found=f"`{task}`; {nearest(task, TASK_CLASSES)}",
-            hint="correct `task`",
-        )
+        found = f"`{task}`; {nearest(task, TASK_CLASSES)}"
+        raise EntryPointError("there is no such task", where=where, found=found, hint="correct the task")
+
+
+def class_of(transformers: Any, config: dict[str, Any], task: str, where: str) -> Any:
+    refuse_unknown_task(task, where)
     names = [TASK_CLASSES[task]] if task else config.get("architectures") or []
     if not names or not isinstance(names[0], str):
         raise EntryPointError(
@@ -160,7 +179,9 @@ def checkpoint_assets(folder: Path) -> list[Path]:
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """Return the files of a checkpoint that a build needs, without the rest of a training."""
-    return files_like(folder, (*ASSETS, *READ))
+    return files_like(folder, (*ASSETS, *WEIGHTS, MODULES)) + [
+        path for part in part_folders(folder) if part != folder for path in files_like(part, (*ASSETS, *WEIGHTS))
+    ]
 
 
 def files_like(folder: Path, patterns: Iterable[str]) -> list[Path]:

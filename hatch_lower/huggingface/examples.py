@@ -75,6 +75,7 @@ def text_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, Exam
     length = Dim("sequence", min=1, max=longest_text(module))
     yield "input_ids", token_input(config, batch, length)
     mask = torch.ones(BATCH, SEQUENCE, dtype=torch.int64)
+    mask[-1, SEQUENCE // 2 :] = 0  # padding, so that the comparison with eager covers it
     yield "attention_mask", ExampleInput(mask, {0: batch, 1: length})
     if getattr(config, "type_vocab_size", 0) > 1:
         yield "token_type_ids", ExampleInput(torch.zeros_like(mask), {0: batch, 1: length})

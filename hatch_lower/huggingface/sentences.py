@@ -42,6 +42,18 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
     Raises:
         EntryPointError: if the first module is no text model of transformers.
     """
+    inner = inner_model(encoder, where)
+    turn_off_caches(inner)
+    inputs = made_inputs(inner)
+    forward = Method(
+        kwargs={name: each.value for name, each in inputs.items()},
+        dynamic_shapes={name: dict(each.dimensions) for name, each in inputs.items()},
+    )
+    return Model(SentenceEncoder(encoder).eval(), {"forward": forward}, exporting=partial(exporting, inner))
+
+
+def inner_model(encoder: SentenceTransformer, where: str) -> PreTrainedModel:
+    """Return the model of transformers in an encoder's first module."""
     inner = getattr(encoder[0], "model", None) if len(encoder) else None
     if not isinstance(inner, PreTrainedModel) or inner.main_input_name != "input_ids":
         kinds = ", ".join(f"`{type(part).__name__}`" for part in encoder)
@@ -51,10 +63,4 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
             found=f"the modules {kinds or 'of an empty encoder'}",
             hint="write an entry point that returns a `hatch_lower.Model`",
         )
-    turn_off_caches(inner)
-    inputs = made_inputs(inner)
-    forward = Method(
-        kwargs={name: each.value for name, each in inputs.items()},
-        dynamic_shapes={name: dict(each.dimensions) for name, each in inputs.items()},
-    )
-    return Model(SentenceEncoder(encoder).eval(), {"forward": forward}, exporting=partial(exporting, inner))
+    return inner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -70,8 +71,11 @@ def test_an_export_is_a_checkpoint_or_an_entry_point() -> None:
     assert checkpoint_of("sentence-transformers:models/words") == sentences
     assert checkpoint_of("digits.model:export") is None
     assert checkpoint_of("transformers:pipeline#") is None
-    assert absolute_export("transformers:models/a#fill-mask", Path("/work")) == "transformers:/work/models/a#fill-mask"
-    assert absolute_export("digits.model:export", Path("/work")) == "digits.model:export"
+    assert (
+        absolute_export("transformers:models/a#fill-mask", Path("/project"))
+        == "transformers:/project/models/a#fill-mask"
+    )
+    assert absolute_export("digits.model:export", Path("/project")) == "digits.model:export"
 
 
 def test_a_checkpoint_declares_a_model_in_the_only_package(tmp_path: Path) -> None:
@@ -85,6 +89,7 @@ def test_a_checkpoint_declares_a_model_in_the_only_package(tmp_path: Path) -> No
         ({"transformers": "models/a", "export": "a.b:c"}, "has `export` and `transformers`; keep one of them"),
         ({"export": "a.b:c", "task": "fill-mask"}, "is the task of a checkpoint, and the model has no `transformers`"),
         ({"transformers": "../models"}, "must be a folder of the project, such as `models/reviews`"),
+        ({"transformers": "models/*"}, "must be a folder of the project, such as `models/reviews`"),
         ({"transformers": "/models"}, "must be a folder of the project, such as `models/reviews`"),
         ({"transformers": "models/a", "task": "Fill Mask"}, "must be a task of transformers"),
         ({}, "has no `export`, `transformers` or `sentence-transformers`"),
@@ -187,6 +192,15 @@ def test_configuration_tokenizer_and_licence_are_assets(tmp_path: Path) -> None:
     assert found == {"reviews": {name: folder / name for name in sorted(names)}}
 
 
+def test_a_tokenizer_that_is_a_pointer_of_lfs_is_no_asset(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+    (tmp_path / "models" / "tokenizer.json").write_text(pointer)
+    with pytest.raises(ConfigError) as error:
+        find_assets(settings(tmp_path, transformers="models"))
+    assert "matches `models/tokenizer.json`, a Git LFS pointer" in error.value.found
+
+
 def test_an_asset_of_the_table_with_the_name_of_a_checkpoint_s_file_is_refused(tmp_path: Path) -> None:
     for place in ("models", "other"):
         (tmp_path / place).mkdir()
@@ -272,6 +286,11 @@ def test_the_longest_text_is_the_number_of_positions(transformers: Any) -> None:
     make, _ = NETWORKS["roberta"]
     sequence = model(make(transformers)).methods["forward"].dynamic_shapes["input_ids"][1]
     assert sequence.max == 38, "the first two positions of the 40 are for padding"
+
+
+def test_the_example_has_padding_so_that_masks_are_compared(transformers: Any) -> None:
+    mask = model(bert(transformers)).methods["forward"].kwargs["attention_mask"]
+    assert mask.sum(1).tolist() == [12, 6]
 
 
 def test_given_inputs_are_taken_as_they_are(transformers: Any) -> None:
@@ -363,6 +382,23 @@ def test_init_finds_the_library_of_an_encoder(encoder: Path) -> None:
     assert checked_folder(root, encoder.name, "fill-mask").export == f"transformers:{encoder.name}#fill-mask"
 
 
+def test_an_encoder_without_weights_of_a_layer_is_refused(encoder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    place = shutil.copytree(encoder, tmp_path / "words")
+    weights = load_file(place / "model.safetensors")
+    (first, *_) = (name for name in weights if name.endswith("attention.self.query.weight"))
+    pooler = {name for name in weights if "pooler" in name}
+    assert pooler
+    save_file({name: value for name, value in weights.items() if name not in pooler}, place / "model.safetensors")
+    folder = CheckpointFolder(str(place), library="sentence-transformers")
+    assert list(checkpoint_model(folder, Path(), "here").methods) == ["forward"], "the pooler is not read"
+    save_file({name: value for name, value in weights.items() if name != first}, place / "model.safetensors")
+    with pytest.raises(EntryPointError, match="the checkpoint has no weights for parameters of `BertModel`") as error:
+        checkpoint_model(folder, Path(), "here")
+    assert error.value.found == f"`{first}`"
+
+
 def test_a_checkpoint_of_transformers_is_no_encoder_of_sentences(folder: Path) -> None:
     pytest.importorskip("sentence_transformers")
     with pytest.raises(EntryPointError, match="the folder holds no encoder of sentence-transformers"):
@@ -407,8 +443,10 @@ def test_an_exported_model_of_transformers_is_taken(transformers: Any, tmp_path:
 
 
 def test_a_build_needs_a_checkpoint_without_the_rest_of_its_training(tmp_path: Path) -> None:
-    needed = ["1_Pooling/config.json", "config.json", "model.safetensors", "modules.json", "tokenizer.json"]
-    for name in [*needed, "optimizer.pt", "checkpoint-500/optimizer.pt", "pytorch_model.bin", "trainer_state.json"]:
+    needed = ["config.json", "model.safetensors", "modules.json", "tokenizer.json", "2_Dense/model.safetensors"]
+    spare = ["optimizer.pt", "checkpoint-500/config.json", "checkpoint-500/model.safetensors", "trainer_state.json"]
+    for name in [*needed, *spare]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    (tmp_path / "modules.json").write_text('[{"path": ""}, {"path": "2_Dense"}, {"path": "../elsewhere"}]')
     assert [path.relative_to(tmp_path).as_posix() for path in checkpoint_files(tmp_path)] == needed
