@@ -7,15 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from hatch_lower.errors import EntryPointError
 from hatch_lower.huggingface.declare import exporting, turn_off_caches
-from hatch_lower.huggingface.examples import made_inputs
 from hatch_lower.model import Method, Model
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+    from transformers import PreTrainedModel
 
 EMBEDDING = "sentence_embedding"
 
@@ -42,6 +41,8 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
     Raises:
         EntryPointError: if the first module is no text model of transformers.
     """
+    from hatch_lower.huggingface.examples import made_inputs
+
     inner = inner_model(encoder, where)
     turn_off_caches(inner)
     inputs = made_inputs(inner)
@@ -54,6 +55,8 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
 
 def inner_model(encoder: SentenceTransformer, where: str) -> PreTrainedModel:
     """Return the model of transformers in an encoder's first module."""
+    from transformers import PreTrainedModel
+
     inner = getattr(encoder[0], "model", None) if len(encoder) else None
     if not isinstance(inner, PreTrainedModel) or inner.main_input_name != "input_ids":
         kinds = ", ".join(f"`{type(part).__name__}`" for part in encoder)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import tomllib
 from importlib.metadata import entry_points, metadata
 from pathlib import Path
@@ -69,6 +71,14 @@ def test_the_names_that_the_documents_call_stable_are_there() -> None:
     assert names > groups
     for name in names - groups:
         resolve_name(name)
+
+
+def test_modules_that_declare_checkpoints_import_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("transformers", "sentence_transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("hatch_lower.huggingface.declare", "hatch_lower.huggingface.sentences"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        assert importlib.import_module(name)
 
 
 def test_the_pages_say_whether_the_version_is_released() -> None:
