@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap, MethodDebug
     from hatch_lower.runtime.arrays import Arrays
     from hatch_lower.runtime.executor import Runnable
+    from hatch_lower.runtime.generation.calls import LanguageModel
     from hatch_lower.runtime.texts import TextReader
 
 
@@ -139,18 +140,90 @@ class LoadedModel:
             InputError: if texts of different lengths cannot be padded, or for other values than texts.
             ProgramError: if the assets have no `tokenizer.json`, or the library tokenizers is not installed.
         """
-        from hatch_lower.runtime.texts import TextReader, checked_texts, in_library
+        from hatch_lower.runtime.texts import checked_texts
 
         texts = checked_texts(text, "text")
         pairs = None if pair is None else checked_texts(pair, "pair")
         if pairs is not None and len(pairs) != len(texts):
             raise InputError("each text needs one second text", found=f"{len(texts)} texts, {len(pairs)} of `pair`")
+        found = self._text_reader().read(texts, pairs)
+        if "decode" in self.methods:  # of a language model
+            parameters: Collection[str] = ("input_ids", "attention_mask")
+        else:
+            self._check_method("forward")
+            parameters = inspect.signature(self.methods["forward"]).parameters
+        return {name: self._in_library(array) for name, array in found.items() if name in parameters}
+
+    def texts(self, tokens: Any) -> list[str]:
+        """Return the text of each row of tokens, without special tokens, by the tokenizer among the assets.
+
+        Args:
+            tokens: integers of shape (rows, tokens).
+
+        Raises:
+            ProgramError: if the assets have no `tokenizer.json`, or the library tokenizers is not installed.
+        """
+        from hatch_lower.runtime.texts import in_numpy
+
+        reader = self._text_reader()
+        return [reader.text(row) for row in in_numpy(tokens, arrays_of(self)).tolist()]
+
+    def generate(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
+        """Return the prompt and new tokens of each row, int64 of shape (rows, tokens), padded at the end.
+
+        Args:
+            input_ids: integers of shape (rows, tokens). A model with an encoder takes the encoder's input here, and the
+                first tokens of its decoder as `decoder_input_ids`.
+            attention_mask: 1 at tokens, 0 at padding, which must be on the left.
+            options: `max_new_tokens`, `min_new_tokens`, `temperature` (0: the most likely token), `top_k`, `top_p`,
+                `repetition_penalty`, `no_repeat_ngram_size`, `seed`, `stop` (texts that end a row), `eos_token_id`,
+                `pad_token_id`; by default as in the packaged `generation_config.json`. Further inputs of an encoder.
+
+        Raises:
+            InputError: for arguments that do not fit the model, or a configuration that needs transformers.
+        """
+        import numpy
+
+        prompt, steps = self._begin({"input_ids": input_ids, "attention_mask": attention_mask, **options})
+        return self._in_library(numpy.concatenate([prompt, *(tokens[:, None] for tokens in steps)], 1))
+
+    def stream(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> Iterator[Any]:
+        """Return an iterator over the new token of each row, int64 of shape (rows,), with the arguments of `generate`.
+
+        Arguments are checked in this call; a step computes one token. A row that has ended gets padding.
+        """
+        _, steps = self._begin({"input_ids": input_ids, "attention_mask": attention_mask, **options})
+        return map(self._in_library, steps)
+
+    def as_pretrained(self) -> Any:
+        """Return the model as a model of transformers; see `hatch_lower.huggingface.as_pretrained`."""
+        from hatch_lower.runtime.generation.pretrained import transformers_model
+
+        return transformers_model(self._language_model())
+
+    def _begin(self, arguments: Mapping[str, Any]) -> tuple[Any, Iterator[Any]]:
+        from hatch_lower.runtime.generation.calls import begin
+
+        return begin(self._language_model(), arguments)
+
+    def _language_model(self) -> LanguageModel:
+        from hatch_lower.runtime.generation.calls import LanguageModel
+
+        return LanguageModel(self.name, self.methods, self.assets, arrays_of(self), self._text_reader)
+
+    def _in_library(self, array: Any) -> Any:
+        from hatch_lower.runtime.texts import in_library
+
+        return in_library(array, arrays_of(self))
+
+    def _text_reader(self) -> TextReader:
+        from hatch_lower.runtime.texts import TextReader
+
         if self._reader is None:
             self._reader = TextReader(self.name, self.assets)
-        self._check_method("forward")
-        parameters = inspect.signature(self.methods["forward"]).parameters
-        found = self._reader.read(texts, pairs)
-        return {name: in_library(array, arrays_of(self)) for name, array in found.items() if name in parameters}
+            if "decode" in self.methods and "cross" not in inspect.signature(self.methods["decode"]).parameters:
+                self._reader.pad_left()  # the next token follows the last
+        return self._reader
 
     def signature(self, method: str) -> str:
         """Return a method's signature with dtypes and symbolic shapes: `forward(image: float32[batch, 1, 8, 8])`.

@@ -86,6 +86,15 @@ class TextReader:
             for name, member in members.items()
         }
 
+    def pad_left(self) -> None:
+        if self._tokenizer.padding is not None:
+            self._tokenizer.enable_padding(**{**self._tokenizer.padding, "direction": "left"})
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special tokens."""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
 
 def lowered(texts: Sequence[str]) -> list[str]:
     return [text.lower() for text in texts]
@@ -98,6 +107,15 @@ def in_library(array: Any, arrays: Arrays) -> Any:
     import torch
 
     return arrays.placed(torch.from_numpy(array))
+
+
+def in_numpy(array: Any, arrays: Arrays) -> Any:
+    """Return an array of a model's library, or a list, as an array of NumPy."""
+    import numpy
+
+    if isinstance(array, arrays.kind):
+        array = arrays.on_host(array)
+    return array.numpy() if hasattr(array, "numpy") else numpy.asarray(array)
 
 
 def checked_texts(value: object, name: str) -> list[str]:

@@ -1,0 +1,161 @@
+"""A call of `generate` or `stream`: from a loaded model and arguments to the tokens of each step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hatch_lower.errors import InputError, nearest
+from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.generation.loop import Sequences, Steps, generated, padding_mask
+from hatch_lower.runtime.generation.settings import GENERATION, SETTINGS, GenerationSettings, settings_of
+from hatch_lower.runtime.texts import CONFIG, TextReader, in_library, in_numpy, read_asset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hatch_lower.runtime.arrays import Arrays
+
+METHODS = ("start", "decode")
+BEFORE = 8  # tokens of the prompt that are decoded with new tokens: the text of a token depends on the token before
+
+
+class LanguageModel(Frozen):
+    """The parts of a loaded model that generation needs."""
+
+    name: str
+    methods: Mapping[str, Callable[..., Any]]
+    assets: Mapping[str, Path]
+    arrays: Arrays
+    reader: Callable[[], TextReader]  # returns the packaged tokenizer
+
+
+def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iterator[Any]]:
+    """Return the prompt, and an iterator over the next token of each row; a step calls the model.
+
+    Args:
+        model: with the methods `start` and `decode`.
+        arguments: settings and the model's inputs by name; `None` for those that are not given.
+
+    Returns:
+        Arrays of NumPy, int64: of shape (rows, tokens), and of shape (rows,) in each step.
+    """
+    check_methods(model)
+    takes = {name: frozenset(inspect.signature(model.methods[name]).parameters) for name in METHODS}
+    has_encoder = "cross" in takes["decode"]
+    chosen = {name: value for name, value in arguments.items() if value is not None}
+    given = {name: in_numpy(chosen.pop(name), model.arrays) for name in sorted(chosen.keys() - SETTINGS)}
+    prefix = "decoder_" if has_encoder else ""
+    ids, mask = given.pop(prefix + "input_ids", None), given.pop(prefix + "attention_mask", None)
+    file = next((name for name in (GENERATION, CONFIG) if name in model.assets), None)
+    packaged = {} if file is None else read_asset(model.name, model.assets, file)
+    settings = settings_of(model.name, packaged, chosen, 1 if ids is None else np.shape(ids)[-1])
+    if ids is None:
+        ids = first_tokens(model.name, settings, len(next(iter(given.values()), np.zeros(1))))
+    ids, visible = checked_prompt(ids, mask, pads_left=not has_encoder)
+    more: dict[str, Any] = {}
+    if not has_encoder:
+        refuse_arguments(model.name, given)
+        given = {"input_ids": ids}
+    elif "attention_mask" in takes["start"] and "input_ids" in given:
+        words = given.get("attention_mask", np.ones(given["input_ids"].shape))
+        given["attention_mask"] = padding_mask(words)
+        more["encoder_mask"] = in_library(given["attention_mask"], model.arrays)
+    arrays = {name: in_library(each, model.arrays) for name, each in given.items()}
+    started = model.methods["start"](**arrays)
+    check_tokens(ids, int(started["vocabulary"]))
+    check_length(model.name, ids.shape[1], settings, int(started["longest"]))
+    stopped = partial(has_stop, model.reader(), settings.stops, ids[:, -BEFORE:]) if settings.stops else never
+    if has_encoder:
+        more["cross"] = started["cross"]
+    steps = Steps(model.methods["decode"], model.arrays, int(started["window"]), more)
+    return ids, generated(steps, started["cache"], Sequences(ids, visible, settings), settings, stopped)
+
+
+def check_methods(model: LanguageModel) -> None:
+    if missing := [name for name in METHODS if name not in model.methods]:
+        raise InputError(
+            f"model `{model.name}` does not generate tokens",
+            found=f"no method `{missing[0]}`",
+            hint='declare the model with `transformers` and `task = "text-generation"`',
+        )
+
+
+def first_tokens(model: str, settings: GenerationSettings, rows: int) -> Any:
+    if not settings.begins:
+        raise InputError(
+            f"model `{model}` has no first token",
+            found=f"no `decoder_start_token_id` and no `bos_token_id` in `{GENERATION}`",
+            hint="give a prompt with at least one token",
+        )
+    return np.tile(np.array(settings.begins, dtype=np.int64), (rows, 1))
+
+
+def checked_prompt(ids: Any, mask: Any, *, pads_left: bool) -> tuple[Any, Any]:
+    """Return the tokens, int64 of shape (rows, tokens), and whether each is no padding, bool of the same shape."""
+    if ids.ndim != 2 or 0 in ids.shape or ids.dtype.kind not in "iu":
+        raise InputError(
+            "a prompt must be integers of shape (batch, tokens), with at least one token",
+            where="`input_ids`",
+            found=f"{ids.dtype} of shape {ids.shape}",
+            hint="one prompt is `[[…]]`; without a prompt, generation begins with the model's first token",
+        )
+    visible = np.ones(ids.shape, dtype=bool) if mask is None else mask
+    if visible.shape != ids.shape or not np.isin(visible, (0, 1)).all():
+        raise InputError(
+            "a mask must be 1 at tokens and 0 at padding",
+            where="`attention_mask`",
+            found=f"{visible.dtype} of shape {visible.shape}",
+            hint=f"give a mask of shape {ids.shape}",
+        )
+    if pads_left and not visible[:, -1].all():
+        raise InputError(
+            "prompts of different lengths must be padded on the left",
+            where="`attention_mask`",
+            found="a row that ends with padding",
+            hint="make the arguments with `model.preprocess(texts)`",
+        )
+    return ids.astype(np.int64), visible.astype(bool)
+
+
+def refuse_arguments(model: str, given: Mapping[str, Any]) -> None:
+    if given:
+        raise InputError(
+            f"`generate` of model `{model}` has no argument `{min(given)}`",
+            found=nearest(min(given), SETTINGS),
+            hint="give `input_ids`, `attention_mask` and the settings that `help(model.generate)` lists",
+        )
+
+
+def check_tokens(ids: Any, vocabulary: int) -> None:
+    if (wrong := ids[(ids < 0) | (ids >= vocabulary)]).size:
+        raise InputError(
+            "a token is out of range",
+            where="`input_ids`",
+            found=str(wrong[0]),
+            hint=f"give tokens from 0 to {vocabulary - 1}",
+        )
+
+
+def check_length(model: str, prompt: int, settings: GenerationSettings, longest: int) -> None:
+    if prompt + settings.max_new_tokens - 1 > longest:  # the last new token is not passed to the model again
+        raise InputError(
+            f"the sequence is longer than model `{model}` computes",
+            found=f"a prompt of {prompt} tokens, and `max_new_tokens` of {settings.max_new_tokens}",
+            hint=f"the model has {longest} positions: shorten the prompt, or set `max_new_tokens` to at most"
+            f" {max(longest + 1 - prompt, 0)}",
+        )
+
+
+def never(row: int, tokens: Any) -> bool:
+    return False
+
+
+def has_stop(reader: TextReader, stops: tuple[str, ...], prompts: Any, row: int, tokens: Any) -> bool:
+    before = prompts[row].tolist()
+    text = reader.text([*before, *tokens.tolist()])[len(reader.text(before)) :]
+    return any(stop in text for stop in stops)

@@ -1,0 +1,296 @@
+"""The loop of generation on a model of NumPy, whose next token is the sum of all visible tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hatch_lower.errors import InputError
+from hatch_lower.runtime.generation.calls import LanguageModel, begin
+from hatch_lower.runtime.generation.choose import Chooser, likely_tokens, repeated
+from hatch_lower.runtime.generation.loop import MASKED, causal_mask, sliding_mask
+from hatch_lower.runtime.generation.settings import GenerationSettings, settings_of
+from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.numpy_arrays import NumpyArrays
+
+WORDS = 50
+LONGEST = 40
+
+
+class Adder:
+    """The methods `start` and `decode` of a model whose cache holds the tokens, and the calls of `decode`."""
+
+    def __init__(self, window: int = 0) -> None:
+        self.window = window
+        self.calls: list[int] = []
+
+    def start(self, input_ids: Any) -> dict[str, Any]:
+        cache = [(np.zeros((len(input_ids), 1, 1, 1)),) * 2]
+        return {"cache": cache, "longest": LONGEST, "window": self.window, "vocabulary": WORDS}
+
+    def decode(self, input_ids: Any, attention_mask: Any, kept: Any, cache: Any, position_ids: Any) -> Any:
+        self.calls.append(input_ids.shape[1])
+        ((keys, _),) = cache
+        keys = np.concatenate([keys, input_ids[:, None, :, None]], 2)
+        assert attention_mask.shape == (len(input_ids), 1, input_ids.shape[1], keys.shape[2])
+        sums = ((attention_mask[:, 0] == 0) * keys[:, 0, :, 0][:, None, :]).sum(2)
+        scores = -np.abs(np.arange(WORDS) - (sums % WORDS)[:, :, None]).astype(np.float32)
+        # a model with positions: the token after the one at position 20 is 49
+        scores[position_ids == 20] = -np.abs(np.arange(WORDS) - 49)
+        return kept @ scores, [(keys, keys)]
+
+
+class SlidingAdder(Adder):
+    def decode(self, input_ids: Any, attention_mask: Any, kept: Any, cache: Any, sliding_mask: Any) -> Any:  # type: ignore[override]
+        return super().decode(input_ids, sliding_mask, kept, cache, np.zeros_like(input_ids))
+
+
+def language_model(adder: Adder | None = None, folder: Path | None = None, **packaged: Any) -> LanguageModel:
+    adder = adder or Adder()
+    assets: dict[str, Path] = {}
+    if folder is not None:
+        assets["generation_config.json"] = folder / "generation_config.json"
+        assets["generation_config.json"].write_text(json.dumps(packaged))
+    methods: dict[str, Callable[..., Any]] = {"start": adder.start, "decode": adder.decode}
+    return LanguageModel("adder", methods, assets, NumpyArrays(), lambda: pytest.fail("no text is read"))
+
+
+def tokens_of(model: LanguageModel, **arguments: Any) -> list[list[int]]:
+    prompt, steps = begin(model, arguments)
+    return [[int(each) for each in row] for row in zip(*steps, strict=True)] if prompt.size else []
+
+
+def sums(row: list[int], count: int) -> list[int]:
+    """Return the tokens that the model appends to a row."""
+    found = list(row)
+    for _ in range(count):
+        found.append(49 if len(found) == 21 else sum(found) % WORDS)
+    return found[len(row) :]
+
+
+def test_a_token_follows_all_tokens_before() -> None:
+    adder = Adder()
+    assert tokens_of(language_model(adder), input_ids=[[1, 2, 4]], max_new_tokens=6) == [sums([1, 2, 4], 6)]
+    assert adder.calls == [3, 1, 1, 1, 1, 1]
+
+
+def test_padding_on_the_left_changes_no_token() -> None:
+    rows = [[1, 2, 4], [5, 3]]
+    found = tokens_of(
+        language_model(),
+        input_ids=np.array([rows[0], [9, *rows[1]]]),
+        attention_mask=np.array([[1, 1, 1], [0, 1, 1]]),
+        max_new_tokens=25,
+    )
+    assert found == [sums(row, 25) for row in rows]
+
+
+def test_a_row_that_has_ended_gets_padding() -> None:
+    found = tokens_of(
+        language_model(), input_ids=[[1, 2, 4], [0, 1, 2]], max_new_tokens=4, eos_token_id=[7, 30], pad_token_id=8
+    )
+    assert found == [[7, 8, 8, 8], sums([0, 1, 2], 4)]
+
+
+def test_generation_ends_when_all_rows_have_ended() -> None:
+    adder = Adder()
+    assert tokens_of(language_model(adder), input_ids=[[1, 2, 4]], max_new_tokens=9, eos_token_id=14) == [[7, 14]]
+    assert len(adder.calls) == 2
+
+
+def test_the_end_waits_for_the_least_number_of_tokens() -> None:
+    found = tokens_of(language_model(), input_ids=[[1, 2, 4]], max_new_tokens=5, min_new_tokens=2, eos_token_id=7)
+    assert 7 not in found[0][:2]
+    assert len(found[0]) == 5
+
+
+def test_sliding_layers_see_the_last_tokens_only() -> None:
+    found = tokens_of(language_model(SlidingAdder(window=2)), input_ids=[[1, 2, 4, 8]], max_new_tokens=3)
+    assert found == [[12, 20, 32]]
+
+
+def test_masks_hide_later_tokens_and_padding() -> None:
+    mask = causal_mask(np.array([[False, True, True]]), 2)
+    assert (mask[0, 0] == 0).tolist() == [[False, False, True, False], [False, False, True, True]]
+    prompt = causal_mask(np.array([[False, True]]), 2)
+    assert (prompt[0, 0] == 0).tolist() == [[False, True, False], [False, False, True]], "padding sees itself"
+    assert mask.min() == MASKED
+    near = sliding_mask(causal_mask(np.ones((1, 4), bool), 1), 2)
+    assert (near[0, 0] == 0).tolist() == [[False, False, False, True, True]]
+
+
+def test_a_stream_computes_a_token_when_it_is_asked() -> None:
+    adder = Adder()
+    _, steps = begin(language_model(adder), {"input_ids": [[1, 2]], "max_new_tokens": 30})
+    assert adder.calls == []
+    assert [int(next(steps)[0]) for _ in range(2)] == [3, 6]
+    assert adder.calls == [2, 1]
+
+
+def test_two_streams_of_a_model_do_not_meet() -> None:
+    model = language_model()
+    one, other = (begin(model, {"input_ids": [row], "max_new_tokens": 5})[1] for row in ([1, 2], [3, 4]))
+    found = [(int(a[0]), int(b[0])) for a, b in zip(one, other, strict=True)]
+    assert found == list(zip(sums([1, 2], 5), sums([3, 4], 5), strict=True))
+
+
+# Text that ends a row
+
+
+class Letters:
+    """A tokenizer of letters, whose first letter of a text has no space before it."""
+
+    def text(self, tokens: list[int]) -> str:
+        return "".join(chr(97 + token % 26) for token in tokens)
+
+
+@pytest.mark.parametrize(("stop", "count"), [("h", 1), (["zz", "ho"], 2), ("eh", 5), ("no", 5)])
+def test_a_text_ends_a_row_across_tokens_of_new_text_alone(stop: Any, count: int) -> None:
+    model = language_model()
+    reader: Any = Letters()
+    model = LanguageModel(model.name, model.methods, model.assets, model.arrays, lambda: reader)
+    found = tokens_of(model, input_ids=[[1, 2, 4]], max_new_tokens=5, stop=stop)
+    assert found == [sums([1, 2, 4], count)]
+
+
+# Settings
+
+
+def test_settings_follow_arguments_then_the_packaged_configuration(tmp_path: Path) -> None:
+    packaged = {"max_new_tokens": 3, "eos_token_id": 14, "pad_token_id": 0}
+    model = language_model(None, tmp_path, **packaged)
+    assert tokens_of(model, input_ids=[[1, 2, 4]]) == [[7, 14]]
+    assert tokens_of(model, input_ids=[[1, 2, 4]], eos_token_id=7) == [[7]]
+    assert tokens_of(model, input_ids=[[1, 2, 8]], max_new_tokens=1) == [[11]]
+
+
+def test_a_sampling_configuration_samples_unless_the_temperature_is_0() -> None:
+    packaged = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_length": 10}
+    found = settings_of("m", packaged, {}, 4)
+    assert (found.temperature, found.top_p, found.top_k, found.max_new_tokens) == (0.6, 0.9, 20, 6)
+    assert settings_of("m", packaged, {"temperature": 0}, 4).temperature == 0
+    assert settings_of("m", {**packaged, "do_sample": False}, {}, 4).temperature == 0
+
+
+def test_a_generation_begins_with_the_first_token_without_a_prompt(tmp_path: Path) -> None:
+    assert tokens_of(language_model(None, tmp_path, bos_token_id=5), max_new_tokens=2) == [[5, 10]]
+    with pytest.raises(InputError, match="has no first token"):
+        tokens_of(language_model(), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({}, "is not told when to stop"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be an integer from 1"),
+        ({"max_new_tokens": True}, "`max_new_tokens` must be an integer from 1"),
+        ({"max_new_tokens": 3, "temperature": -1}, "`temperature` must be a number from 0"),
+        ({"max_new_tokens": 3, "temperature": float("nan")}, "`temperature` must be a number from 0"),
+        ({"max_new_tokens": 3, "top_p": 1.5}, "`top_p` must be a number from 0 to 1"),
+        ({"max_new_tokens": 3, "repetition_penalty": 0}, "`repetition_penalty` must be above 0"),
+        ({"max_new_tokens": 3, "seed": "x"}, "`seed` must be an integer from 0"),
+        ({"max_new_tokens": 3, "stop": [""]}, "`stop` must be a text, or a list of texts"),
+        ({"max_new_tokens": 3, "max_tokens": 3}, "has no argument `max_tokens`"),
+        ({"max_new_tokens": LONGEST}, "the sequence is longer than model `adder` computes"),
+        ({"max_new_tokens": 3, "input_ids": [[1, WORDS]]}, "a token is out of range"),
+        ({"max_new_tokens": 3, "input_ids": [[1, -1]]}, "a token is out of range"),
+        ({"max_new_tokens": 3, "input_ids": [1, 2]}, "a prompt must be integers of shape"),
+        ({"max_new_tokens": 3, "input_ids": [[]]}, "a prompt must be integers of shape"),
+        ({"max_new_tokens": 3, "input_ids": [[1.0]]}, "a prompt must be integers of shape"),
+        ({"max_new_tokens": 3, "attention_mask": [[1, 0]]}, "must be padded on the left"),
+        ({"max_new_tokens": 3, "attention_mask": [[1]]}, "a mask must be 1 at tokens"),
+        ({"max_new_tokens": 3, "attention_mask": [[2, 1]]}, "a mask must be 1 at tokens"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: Mapping[str, Any], what: str) -> None:
+    with pytest.raises(InputError) as error:
+        tokens_of(language_model(), **{"input_ids": [[1, 2]], **arguments})
+    assert what in error.value.what
+    assert error.value.hint
+
+
+def test_the_longest_sequence_is_computed() -> None:
+    assert len(tokens_of(language_model(), input_ids=[[1, 2]], max_new_tokens=LONGEST - 1)[0]) == LONGEST - 1
+
+
+@pytest.mark.parametrize("packaged", [{"num_beams": 4}, {"penalty_alpha": 0.6}, {"bad_words_ids": [[3]]}])
+def test_a_configuration_that_needs_transformers_is_refused(packaged: Mapping[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot do what its configuration asks for") as error:
+        tokens_of(language_model(None, tmp_path, **packaged), input_ids=[[1]], max_new_tokens=1)
+    assert "as_pretrained" in error.value.hint
+    if "bad_words_ids" not in packaged:
+        model = language_model(None, tmp_path, **packaged)
+        assert tokens_of(model, input_ids=[[1]], max_new_tokens=1, temperature=0) == [[1]]
+
+
+def test_a_model_without_the_methods_does_not_generate() -> None:
+    runnable: Any = SimpleNamespace(methods={"forward": lambda x: x}, arrays=NumpyArrays())
+    provenance: Any = SimpleNamespace(name="net", assets={})
+    with pytest.raises(InputError, match="does not generate tokens"):
+        LoadedModel(runnable, provenance).generate([[1]], max_new_tokens=1)
+
+
+# The choice of a token
+
+
+def chooser(rows: int = 1, **settings: Any) -> Chooser:
+    return Chooser(GenerationSettings(max_new_tokens=9, **settings), rows)
+
+
+def test_draws_follow_the_weights() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], dtype=np.float32))
+    drawn = chooser(temperature=1.0, seed=0)
+    counts = np.bincount([int(drawn.choose(logits.copy(), np.zeros((1, 1), int), 1)[0]) for _ in range(4000)])
+    assert np.abs(counts / 4000 - np.exp(logits[0])).max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"), [(2, 1.0, 2), (0, 0.75, 2), (0, 0.85, 3), (3, 0.8, 2), (0, 0.0, 1)]
+)
+def test_unlikely_tokens_are_left_out(top_k: int, top_p: float, kept: int) -> None:
+    weights = np.array([0.15, 0.5, 0.05, 0.3])
+    tokens, found = likely_tokens(weights, top_k, top_p)
+    assert sorted(tokens.tolist()) == sorted([1, 3, 0, 2][:kept])
+    assert (found == weights[tokens]).all()
+
+
+def test_a_large_vocabulary_is_not_sorted_as_a_whole() -> None:
+    weights = np.random.default_rng(0).random(40_000) ** 8
+    for top_p in (0.001, 0.3, 0.999999):
+        tokens, _ = likely_tokens(weights, 0, top_p)
+        order = np.argsort(-weights)
+        wanted = order[: int(np.searchsorted(weights[order].cumsum(), top_p * weights.sum())) + 1]
+        assert set(tokens.tolist()) == set(wanted.tolist())
+
+
+def test_a_row_draws_the_same_tokens_beside_other_rows() -> None:
+    logits = np.random.default_rng(0).normal(size=(3, 30)).astype(np.float32)
+    alone, beside = (chooser(rows, temperature=1.0, seed=5) for rows in (1, 3))
+    before = np.zeros((3, 1), int)
+    for _ in range(5):
+        assert alone.choose(logits[:1].copy(), before[:1], 1)[0] == beside.choose(logits.copy(), before, 1)[0]
+
+
+def test_repetitions_are_punished_and_refused() -> None:
+    logits = np.array([[2.0, 1.9, -1.0]], dtype=np.float32)
+    assert chooser(repetition_penalty=1.5).choose(logits.copy(), np.array([[0, 2]]), 2)[0] == 1
+    assert repeated([1, 2, 3, 1, 2], 3) == [3]
+    assert repeated([1, 2], 1) == [1, 2]
+    assert repeated([1], 3) == []
+    assert chooser(no_repeat_ngram_size=2).choose(logits.copy(), np.array([[2, 0, 2]]), 3)[0] == 1
+
+
+def test_forced_and_suppressed_tokens() -> None:
+    logits = np.array([[3.0, 2.0, 1.0]], dtype=np.float32)
+    start, later = np.array([[1]]), np.array([[1, 1]])
+    assert chooser(never=(0,)).choose(logits.copy(), later, 1)[0] == 1
+    assert chooser(never_first=(0,)).choose(logits.copy(), start, 0)[0] == 1
+    assert chooser(never_first=(0,)).choose(logits.copy(), later, 1)[0] == 0
+    assert chooser(forced_first=2).choose(logits.copy(), start, 0)[0] == 2
+    assert chooser(forced_last=2).choose(logits.copy(), later, 8)[0] == 2
