@@ -50,13 +50,13 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
 
     from torch import float32
 
-    from hatch_lower.huggingface.declare import model
+    from hatch_lower.huggingface.declare import generator, model
 
     module, report = kind.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, dtype=float32, output_loading_info=True
     )
     refuse_missing(report["missing_keys"], type(module), where)
-    return model(module.eval())
+    return (generator if module.can_generate() else model)(module.eval())
 
 
 def encoder_model(folder: Path, where: str) -> Model:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import EntryPointError
+from hatch_lower.huggingface.patches import exporting, turn_off_caches
 from hatch_lower.model import Method, Model
 
 if TYPE_CHECKING:
@@ -33,15 +33,7 @@ def model(
     Raises:
         EntryPointError: if `module` is no model of transformers, or if its inputs are of no known kind.
     """
-    from transformers import PreTrainedModel
-
-    if not isinstance(module, PreTrainedModel):
-        raise EntryPointError(
-            "`hatch_lower.huggingface.model` takes a model of transformers",
-            where="its first argument",
-            found=f"a value of type `{type(module).__name__}`",
-            hint="give what `AutoModelFor….from_pretrained` returns; any other module: `hatch_lower.Model`",
-        )
+    checked_module(module, "model")
     if inputs is None:
         from hatch_lower.huggingface.examples import made_inputs
 
@@ -54,19 +46,48 @@ def model(
     return Model(module, {"forward": forward}, exporting=partial(exporting, module))
 
 
-def turn_off_caches(module: PreTrainedModel) -> None:
+def generator(module: PreTrainedModel) -> Model:
+    """Return a language model to export for generation, with the methods `start` and `decode`.
+
+    `LoadedModel.generate` and `LoadedModel.stream` call the methods. `start` takes what the model's encoder takes, or
+    the prompt, and returns an empty cache; `decode` takes tokens and the cache, and returns logits and the next cache.
+
+    Args:
+        module: a causal model, or an encoder with a decoder, in the mode to export. Its configuration is changed:
+            outputs by name.
+
+    Raises:
+        EntryPointError: if the model has no cache of keys and values, or computes other logits with a cache.
+    """
+    from hatch_lower.huggingface.generation import generation_model
+
+    return generation_model(checked_module(module, "generator"))
+
+
+def as_pretrained(model: Any) -> PreTrainedModel:
+    """Return a loaded language model as a model of transformers, for searches that `LoadedModel.generate` lacks.
+
+    Its `generate` is transformers' own: beams, assisted decoding, constraints. Keys and values are copied in each step.
+
+    Args:
+        model: the result of `hatch_lower.load(name, arrays="torch")`, on the CPU.
+
+    Raises:
+        InputError: if the model does not generate tokens.
+        ProgramError: if the model's assets have no configuration, or its arrays are not torch's.
+    """
+    found: PreTrainedModel = model.as_pretrained()
+    return found
+
+
+def checked_module(module: object, function: str) -> PreTrainedModel:
     from transformers import PreTrainedModel
 
-    for part in module.modules():  # a decoder may have a configuration of its own
-        if isinstance(part, PreTrainedModel):
-            part.config.use_cache, part.config.return_dict = False, True
-
-
-@contextmanager
-def exporting(module: PreTrainedModel) -> Iterator[None]:
-    """Put the patches in place under which transformers exports its models; eager runs outside of this context."""
-    from transformers.exporters.exporter_dynamo import reset_model_state
-    from transformers.exporters.utils import apply_patches
-
-    with apply_patches("dynamo"), reset_model_state(module):
-        yield
+    if isinstance(module, PreTrainedModel):
+        return module
+    raise EntryPointError(
+        f"`hatch_lower.huggingface.{function}` takes a model of transformers",
+        where="its first argument",
+        found=f"a value of type `{type(module).__name__}`",
+        hint="give what `AutoModelFor….from_pretrained` returns; any other module: `hatch_lower.Model`",
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hatch_lower.errors import EntryPointError
-from hatch_lower.huggingface.declare import exporting, turn_off_caches
+from hatch_lower.huggingface.patches import exporting, turn_off_caches
 from hatch_lower.model import Method, Model
 
 if TYPE_CHECKING:

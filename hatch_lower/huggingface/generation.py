@@ -1,0 +1,271 @@
+"""Language models to export for generation: the methods `start` and `decode`, and a cache of keys and values between.
+
+Masks are floating-point numbers that attention adds to its scores: a graph without arithmetic on integers is a single
+partition for every engine. The first key of each cache is always masked: engines take no tensors without elements.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from hatch_lower.errors import EntryPointError
+from hatch_lower.frozen import Frozen
+from hatch_lower.huggingface.examples import BATCH, LARGEST_BATCH, longest_text, made_inputs
+from hatch_lower.huggingface.patches import exporting
+from hatch_lower.model import Method, Model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS, PAST = 3, 5  # sizes of examples
+MASKED = torch.finfo(torch.float32).min
+SLIDING, FULL = "sliding_attention", "full_attention"  # kinds of layers, in configurations
+
+Layers = Sequence[tuple[Tensor, Tensor]]  # keys and values of each layer, of shape (batch, heads, keys, dimensions)
+
+
+class Example(Frozen):
+    value: Any
+    shape: Any  # as in `dynamic_shapes`
+
+
+class OwnCache(DynamicCache):
+    """A cache of a decoder's own tokens, whose first `unseen` keys do not count as positions."""
+
+    def __init__(self, layers: Layers, unseen: int) -> None:
+        super().__init__(layers)
+        self.unseen = unseen
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return super().get_seq_length(layer_idx) - self.unseen
+
+
+class Generator(torch.nn.Module):
+    """A language model with the methods that generation calls.
+
+    Args:
+        model: a causal model, or an encoder with a decoder.
+        unseen: 1, or 0 for a model with relative positions, which compare the places of keys.
+    """
+
+    vocabulary: int
+
+    def __init__(self, model: Any, unseen: int) -> None:
+        super().__init__()
+        self.model, self.unseen = model, unseen
+        self.text_config = model.config.get_text_config(decoder=True)
+        self.parameter_names = frozenset(inspect.signature(model.forward).parameters)
+        self.vocabulary = model.get_input_embeddings().num_embeddings
+        self.has_encoder = bool(model.config.is_encoder_decoder)
+        self.longest = longest_text(model.get_decoder() if self.has_encoder else model)
+        self.window = sliding_window(self.text_config)
+        self.has_encoder_mask = self.has_encoder and model.main_input_name == "input_ids"
+        self.shapes = self._cache_shapes()
+
+    def start(self, **inputs: Tensor) -> dict[str, Any]:
+        """Return the cache before the first token, and the model's sizes; the window is 0 without sliding layers."""
+        batch = inputs[self.model.main_input_name].shape[0]
+        cache = [(torch.zeros(batch, *key), torch.zeros(batch, *value)) for key, value in self.shapes]
+        found: dict[str, Any] = {"cache": cache, "longest": self.longest, "window": self.window}
+        found["vocabulary"] = self.vocabulary
+        if self.has_encoder:
+            encoded = self.model.get_encoder()(**inputs).last_hidden_state
+            both = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            token = torch.zeros(batch, 1, dtype=torch.int64)
+            self.model(decoder_input_ids=token, encoder_outputs=BaseModelOutput(encoded), cache=both, use_cache=True)
+            found["cross"] = keys_and_values(both.cross_attention_cache)
+        return found
+
+    def decode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        kept: Tensor,
+        cache: Layers,
+        position_ids: Tensor | None = None,
+        sliding_mask: Tensor | None = None,
+        cross: Layers | None = None,
+        encoder_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Layers]:
+        """Return logits of shape (batch, kept, vocabulary), and the cache after the tokens.
+
+        Args:
+            kept: a matrix of shape (kept, tokens), which has a 1 in each row at the token whose logits are needed.
+        """
+        own = OwnCache(cache, self.unseen)
+        mask: Any = attention_mask
+        if sliding_mask is not None:
+            is_mixed = FULL in (getattr(self.text_config, "layer_types", None) or ())
+            mask = {FULL: attention_mask, SLIDING: sliding_mask} if is_mixed else sliding_mask
+        given: dict[str, Any] = {"use_cache": True, "cache": own}
+        if cross is None:
+            given |= {"input_ids": input_ids, "attention_mask": mask}
+        else:
+            both = EncoderDecoderCache(own, DynamicCache(cross))
+            both.is_updated = dict.fromkeys(range(len(cross)), True)
+            # the layers read the keys of the cache, and no numbers of the encoder's result
+            result = BaseModelOutput(cross[0][0][:, 0])
+            given |= {"decoder_input_ids": input_ids, "decoder_attention_mask": mask, "cache": both}
+            given |= {"encoder_outputs": result, "attention_mask": encoder_mask}
+        if position_ids is not None:
+            given["position_ids"] = position_ids
+        # a product, because indices into a dynamic size are no operation of every engine
+        head: Any = self.model.get_output_embeddings()
+        selecting = head.register_forward_pre_hook(lambda _, args: (kept @ args[0],))
+        with selecting:
+            return self.model(**given).logits, keys_and_values(own)
+
+    def _cache_shapes(self) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Return the shapes of each layer's keys and values in a new cache, without the batch."""
+        cache = DynamicCache()
+        given: dict[str, Any] = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), "cache": cache}
+        if self.has_encoder:
+            main = self.model.main_input_name
+            given = {main: made_inputs(self.model)[main].value[:1], "decoder_input_ids": given["input_ids"]}
+            given["cache"] = EncoderDecoderCache(cache, DynamicCache())
+        with torch.no_grad():
+            self.model(**given, use_cache=True)
+        layers: Any = cache.layers
+        if not layers or any(type(layer) is not DynamicLayer or layer.keys is None for layer in layers):
+            raise refused(self.model, "its cache has other members than keys and values of each layer")
+        return [(layer.keys.shape[1:], layer.values.shape[1:]) for layer in layers]
+
+
+def generation_model(module: PreTrainedModel) -> Model:
+    module.config.return_dict = True
+    made = checked_generator(module)
+    batch = Dim("batch", min=1, max=LARGEST_BATCH)
+    longest = longest_text(module.get_encoder()) if made.has_encoder else made.longest
+    source = Dim("source", min=1, max=longest)
+    start = start_examples(made, batch, source)
+    with torch.no_grad():
+        started = made.start(**{name: example.value for name, example in start.items()})
+    decode = decode_examples(made, started, batch, source)
+    methods = {name: as_method(examples) for name, examples in (("start", start), ("decode", decode))}
+    return Model(made, methods, exporting=partial(exporting, module))
+
+
+def as_method(examples: dict[str, Example]) -> Method:
+    return Method(
+        kwargs={name: example.value for name, example in examples.items()},
+        dynamic_shapes={name: example.shape for name, example in examples.items()},
+    )
+
+
+def start_examples(made: Generator, batch: Any, source: Any) -> dict[str, Example]:
+    main = made.model.main_input_name
+    given = made_inputs(made.model)[main]
+    if main != "input_ids":
+        return {main: Example(given.value, dict(given.dimensions))}
+    found = {main: Example(given.value, {0: batch, 1: source})}
+    if made.has_encoder_mask:
+        mask = torch.zeros(BATCH, 1, 1, given.value.shape[1])
+        mask[-1, ..., -2:] = MASKED
+        found["attention_mask"] = Example(mask, {0: batch, 3: source})
+    return found
+
+
+def decode_examples(made: Generator, started: dict[str, Any], batch: Any, source: Any) -> dict[str, Example]:
+    """Return example inputs of `decode` after `PAST` keys."""
+    tokens, past = (Dim(name, min=1, max=made.longest) for name in ("tokens", "past"))
+    ids = torch.randint(0, made.vocabulary, (BATCH, TOKENS))
+    mask = example_mask(BATCH, TOKENS, PAST)
+    shape = {0: batch, 2: tokens, 3: Dim.AUTO}  # the number of keys is the sum of `past` and `tokens`
+    cache = [tuple(torch.randn(BATCH, heads, PAST, size) for heads, _, size in pair) for pair in made.shapes]
+    found = {
+        "input_ids": Example(ids, {0: batch, 1: tokens}),
+        "attention_mask": Example(mask, shape),
+        "kept": Example(torch.eye(TOKENS)[1:], {0: Dim("kept", min=1, max=made.longest), 1: tokens}),
+        "cache": Example(cache, [({0: batch, 2: past}, {0: batch, 2: past}) for _ in cache]),
+    }
+    if "position_ids" in made.parameter_names:
+        positions = torch.arange(PAST - 1, PAST - 1 + TOKENS).repeat(BATCH, 1)
+        found["position_ids"] = Example(positions, {0: batch, 1: tokens})
+    if made.window:
+        found["sliding_mask"] = Example(mask.clone(), dict(shape))
+    if made.has_encoder:
+        cross = started["cross"]
+        sizes = {0: batch, 2: source} if made.has_encoder_mask else {0: batch}
+        found["cross"] = Example(cross, [(dict(sizes), dict(sizes)) for _ in cross])
+    if made.has_encoder_mask:
+        found["encoder_mask"] = Example(torch.zeros(BATCH, 1, 1, cross[0][0].shape[2]), {0: batch, 3: source})
+    return found
+
+
+def example_mask(batch: int, tokens: int, past: int) -> Tensor:
+    mask = torch.zeros(batch, 1, tokens, past + tokens)
+    mask[..., 0] = MASKED
+    mask[..., past:] = torch.full((tokens, tokens), MASKED).triu(1)
+    return mask
+
+
+def checked_generator(model: PreTrainedModel) -> Generator:
+    """Return the generator whose logits are those of the model without a cache."""
+    reason = "its logits differ from the logits without a cache"
+    for unseen in (1, 0):
+        try:
+            made = Generator(model, unseen)
+            with torch.no_grad():
+                if is_like_model(made):
+                    return made.eval()
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
+            reason = f"{type(error).__name__}: {error}"
+    raise refused(model, reason)
+
+
+def is_like_model(made: Generator) -> bool:
+    """Compare two calls of `decode` with one call of the model, and a row that begins with padding."""
+    model = made.model
+    ids = torch.randint(0, made.vocabulary, (BATCH, TOKENS + 2))
+    main = model.main_input_name
+    inputs = {main: made_inputs(model)[main].value} if made.has_encoder else {main: ids}
+    given = {**inputs, "decoder_input_ids": ids} if made.has_encoder else inputs
+    expected = model(**given, use_cache=False).logits[:, -2:]
+    started = made.start(**inputs)
+    more: dict[str, Any] = {name: started[name] for name in ("cross",) if name in started}
+    mask, positions = example_mask(BATCH, TOKENS + 2, 1), torch.arange(TOKENS + 2).repeat(BATCH, 1)
+    if "position_ids" in made.parameter_names:  # the last row begins with padding
+        expected[-1] = model(input_ids=ids[-1:, 1:], use_cache=False).logits[0, -2:]
+        mask[-1, :, 1:, 1] = MASKED
+        positions[-1] = (positions[-1] - 1).clamp(min=0)
+    places = torch.arange(TOKENS + 3)
+    far = places[1:, None] - places >= made.window
+    cache = started["cache"]
+    for begin, end in ((0, TOKENS), (TOKENS, TOKENS + 2)):
+        if "position_ids" in made.parameter_names:
+            more["position_ids"] = positions[:, begin:end]
+        seen = mask[:, :, begin:end, : end + 1]
+        if made.window:
+            more["sliding_mask"] = seen.masked_fill(far[begin:end, : end + 1], MASKED)
+        logits, cache = made.decode(ids[:, begin:end], seen, torch.eye(end - begin)[-2:], cache, **more)
+    return torch.allclose(logits, expected, rtol=1e-3, atol=1e-4)
+
+
+def sliding_window(config: Any) -> int:
+    """Return the number of keys that a sliding layer sees; 0 without sliding layers."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and SLIDING not in kinds:
+        return 0
+    return getattr(config, "sliding_window", None) or 0
+
+
+def keys_and_values(cache: Any) -> Layers:
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def refused(model: PreTrainedModel, reason: str) -> EntryPointError:
+    return EntryPointError(
+        f"generation is not possible with `{type(model).__name__}`",
+        where="its cache",
+        found=reason,
+        hint="export its method `forward`: `hatch_lower.huggingface.model(module)` in an entry point",
+    )

@@ -1,0 +1,169 @@
+"""A packaged language model as a model of transformers, for its searches: beams, assisted decoding, constraints."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
+
+from hatch_lower.errors import ProgramError
+from hatch_lower.runtime.generation.calls import LanguageModel, check_methods
+from hatch_lower.runtime.generation.loop import Steps, padding_mask
+from hatch_lower.runtime.generation.settings import GENERATION
+from hatch_lower.runtime.texts import CONFIG
+
+Layers = Sequence[tuple[Tensor, Tensor]]  # keys and values of each layer, of shape (batch, heads, keys, dimensions)
+
+
+class Start(torch.nn.Module):
+    """The method `start` as an encoder: its result holds the keys and values of the decoder's layers, side by side."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.start = model.methods["start"]
+        self.takes = frozenset(inspect.signature(self.start).parameters)
+        self.started: dict[str, Any] = {}  # of the first call: sizes, which are the same in each call
+
+    def forward(self, attention_mask: Tensor | None = None, **inputs: Any) -> BaseModelOutput:
+        given = {name: value for name, value in inputs.items() if name in self.takes}
+        if "attention_mask" in self.takes:
+            given["attention_mask"] = mask_of(attention_mask, given["input_ids"])
+        found = self.start(**given)
+        self.started = self.started or found
+        return BaseModelOutput(torch.cat([each.transpose(1, 2).flatten(2) for each in flat(found["cross"])], 2))
+
+    def first_keys(self, tokens: Tensor) -> Layers:
+        """Return the cache before the first token."""
+        if not self.started:
+            self.started = self.start(input_ids=tokens)
+        rows = len(tokens)
+        return [
+            (key[:1].expand(rows, -1, -1, -1), value[:1].expand(rows, -1, -1, -1))
+            for key, value in self.started["cache"]
+        ]
+
+    def cross_layers(self, hidden: Tensor) -> Layers:
+        """Return the keys and values of layers from a result of `forward`."""
+        shapes = [each.shape for each in flat(self.started["cross"])]
+        parts = torch.split(hidden, [shape[1] * shape[3] for shape in shapes], 2)
+        found = [
+            part.reshape(*part.shape[:2], shape[1], shape[3]).transpose(1, 2).contiguous()
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
+        return list(zip(found[::2], found[1::2], strict=True))
+
+
+class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
+    """A model of transformers without parameters, whose `forward` calls the methods of a packaged model."""
+
+    def __init__(self, model: LanguageModel, config: Any) -> None:
+        super().__init__(config)
+        self.start = Start(model)
+        self.decode = model.methods["decode"]
+        self.takes = frozenset(inspect.signature(self.decode).parameters)
+        self.arrays = model.arrays
+        self.main_input_name = "input_features" if "input_features" in self.start.takes else "input_ids"
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def can_generate(self) -> bool:  # type: ignore[override]
+        return True
+
+    def get_encoder(self, modality: str | None = None) -> Any:
+        return self.start if "cross" in self.takes else self
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        input_features: Tensor | None = None,
+        cache: Any = None,
+        encoder_outputs: Any = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        logits_to_keep: int = 0,
+        **ignored: Any,
+    ) -> Any:
+        """Return logits of the last `logits_to_keep` tokens (0: of all) and the cache, as models of transformers do."""
+        has_encoder = "cross" in self.takes
+        tokens: Any = decoder_input_ids if has_encoder else input_ids
+        if cache is None:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if has_encoder else DynamicCache()
+        own = cache.self_attention_cache if has_encoder else cache
+        first = self.start.first_keys(tokens)
+        keys = cache_before(first, own)
+        given = decoder_attention_mask if has_encoder else attention_mask
+        visible = torch.ones(len(tokens), keys[0][0].shape[2] - 1 + tokens.shape[1]) if given is None else given
+        more: dict[str, Any] = {}
+        if has_encoder:
+            more["cross"] = self.start.cross_layers(encoder_outputs[0])
+        if "encoder_mask" in self.takes:
+            more["encoder_mask"] = mask_of(attention_mask, encoder_outputs[0][..., 0])
+        steps = Steps(self.decode, self.arrays, int(self.start.started["window"]), more)
+        last = logits_to_keep or tokens.shape[1]
+        logits, layers = steps.logits(tokens.numpy(), visible.bool().numpy(), last, keys)
+        # layers of one kind: sliding layers of transformers forget keys, and `decode` masks them
+        own.layers = [kept_layer(key[:, :, 1:], value[:, :, 1:]) for key, value in layers]
+        return (Seq2SeqLMOutput if has_encoder else CausalLMOutputWithPast)(logits=logits, cache=cache)
+
+
+def cache_before(first: Layers, cache: Any) -> Layers:
+    """Return the cache that `decode` takes from its first keys, and the keys that transformers holds."""
+    if not cache.layers or not cache.layers[0].is_initialized:
+        return first
+    pairs = zip(first, cache.layers, strict=True)
+    return [(torch.cat([key, layer.keys], 2), torch.cat([value, layer.values], 2)) for (key, value), layer in pairs]
+
+
+def flat(layers: Layers) -> list[Tensor]:
+    return [each for layer in layers for each in layer]
+
+
+def mask_of(words: Tensor | None, tokens: Tensor) -> Tensor:
+    return torch.from_numpy(padding_mask((torch.ones(tokens.shape) if words is None else words).numpy()))
+
+
+def kept_layer(keys: Tensor, values: Tensor) -> Any:
+    layer: Any = DynamicLayer()  # type: ignore[no-untyped-call]
+    layer.lazy_initialization(keys, values)
+    layer.keys, layer.values = keys, values
+    return layer
+
+
+def transformers_model(model: LanguageModel) -> Lowered:
+    """Return a packaged language model as a model of transformers.
+
+    Raises:
+        InputError: if the model does not generate tokens.
+        ProgramError: if the model's assets have no configuration, or its arrays are not torch's on the CPU.
+    """
+    check_methods(model)
+    if CONFIG not in model.assets or model.arrays.name != "torch" or model.arrays.device != "cpu":
+        raise ProgramError(
+            f"model `{model.name}` cannot become a model of transformers",
+            found=f"assets {', '.join(model.assets) or 'none'}; {model.arrays.noun} on `{model.arrays.device}`",
+            hint='declare the model with `transformers`, and load it with `arrays="torch"` on the CPU',
+        )
+    made = Lowered(model, AutoConfig.from_pretrained(str(model.assets[CONFIG])))
+    if GENERATION in model.assets:
+        made.generation_config = GenerationConfig.from_pretrained(str(model.assets[GENERATION].parent))
+    return made

@@ -1,0 +1,195 @@
+"""Language models of transformers for generation: the tokens are those of transformers' own `generate`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hatch_lower.config.checkpoint import CheckpointFolder
+from hatch_lower.errors import EntryPointError, ProgramError
+from hatch_lower.events import NullReporter
+from hatch_lower.huggingface import as_pretrained, generator
+from hatch_lower.huggingface.checkpoint import checkpoint_model
+from hatch_lower.model import Model
+from hatch_lower.pipeline.capture import capture_model
+from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.torch_arrays import ARRAYS
+
+WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+LLAMA = {"vocab_size": 99, "num_key_value_heads": 2, **WIDTH}
+SEQ2SEQ = {"vocab_size": 99, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 64}
+SEQ2SEQ |= {"decoder_ffn_dim": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+SEQ2SEQ |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+CAUSAL: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "grouped queries": ("Llama", LLAMA),
+    "learned positions": ("GPT2", {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "sliding layers": ("Mistral", {"sliding_window": 4, **LLAMA}),
+    "layers of both kinds": ("Gemma2", {"sliding_window": 4, "head_dim": 8, **LLAMA}),
+    "experts": ("Mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1, **LLAMA}),
+}
+ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "relative positions": (
+        "T5",
+        {"vocab_size": 99, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8},
+    ),
+    "absolute positions": ("Bart", {"forced_eos_token_id": None, **SEQ2SEQ}),
+    "sound": ("Whisper", {"max_source_positions": 20, "num_mel_bins": 8, "suppress_tokens": None, **SEQ2SEQ}),
+}
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    pytest.importorskip("transformers.exporters")
+    return pytest.importorskip("transformers")
+
+
+def language_model(transformers: Any, kind: str, config: Mapping[str, Any]) -> Any:
+    """Return a model with large random weights, whose tokens differ from step to step."""
+    torch.manual_seed(0)
+    found = getattr(transformers, f"{kind}Config")
+    head = {"GPT2": "LMHeadModel"}.get(kind, "ForConditionalGeneration" if "d_model" in config else "ForCausalLM")
+    module = getattr(transformers, kind + head)(found(**config)).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(3 if parameter.dim() > 1 else 1)
+    return module
+
+
+def loaded(model: Model, assets: Mapping[str, Path] | None = None) -> LoadedModel:
+    """Return a model whose methods are those of the module, with the signatures of the exported methods."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def call(**arguments: Any) -> Any:
+            with torch.no_grad():
+                return getattr(model.module, name)(**arguments)
+
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [inspect.Parameter(each, kind) for each in model.methods[name].kwargs]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return call
+
+    runnable: Any = SimpleNamespace(methods={name: method(name) for name in model.methods}, arrays=ARRAYS)
+    provenance: Any = SimpleNamespace(name="net", assets=assets or {}, arrays="torch")
+    return LoadedModel(runnable, provenance)
+
+
+def prompts() -> dict[str, torch.Tensor]:
+    """Return four prompts of different lengths, padded on the left."""
+    ids, mask = torch.randint(3, 99, (4, 9)), torch.ones(4, 9, dtype=torch.int64)
+    for row in range(4):
+        ids[row, :row], mask[row, :row] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+OPTIONS = {"max_new_tokens": 24, "eos_token_id": 2, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_tokens_are_those_of_transformers(kind: str, transformers: Any) -> None:
+    module = language_model(transformers, *CAUSAL[kind])
+    given = prompts()
+    wanted = module.generate(**given, **OPTIONS, do_sample=False)
+    assert len(set(wanted[0, 9:].tolist())) > 1, "the model repeats a token"
+    model = loaded(generator(module))
+    assert torch.equal(model.generate(**given, **OPTIONS), wanted)
+    (alone,) = model.generate(given["input_ids"][2:3, 2:], **OPTIONS)
+    assert wanted[2, 2:].tolist()[: len(alone)] == alone.tolist()
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_tokens_after_an_encoder_are_those_of_transformers(kind: str, transformers: Any) -> None:
+    module = language_model(transformers, *ENCODERS[kind])
+    given = {name: each.flip(1) for name, each in prompts().items()}
+    if module.main_input_name == "input_features":
+        given = {"input_features": torch.randn(4, 8, 40)}
+    first = torch.ones(4, 1, dtype=torch.int64)
+    wanted = transformers.GenerationMixin.generate(
+        module, **given, **OPTIONS, decoder_start_token_id=1, do_sample=False
+    )
+    model = loaded(generator(module))
+    assert torch.equal(model.generate(**given, decoder_input_ids=first, **OPTIONS), wanted)
+
+
+@pytest.mark.parametrize("options", [{"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 24}])
+def test_scores_are_changed_as_transformers_changes_them(options: Mapping[str, Any], transformers: Any) -> None:
+    module = language_model(transformers, "Llama", LLAMA)
+    given, model = prompts(), loaded(generator(module))
+    ends = {**OPTIONS, "eos_token_id": list(range(2, 60)) if "min_new_tokens" in options else 2}
+    wanted = module.generate(**given, **ends, **options, do_sample=False)
+    assert torch.equal(model.generate(**given, **ends, **options), wanted)
+    assert not torch.equal(model.generate(**given, **ends), wanted)
+
+
+def test_the_methods_are_exported_for_all_sizes(transformers: Any) -> None:
+    model = generator(language_model(transformers, *CAUSAL["layers of both kinds"]))
+    start, decode = capture_model("net", model, NullReporter()).methods
+    assert set(start.dimensions.values()) == {"batch", "source"}
+    assert {"batch", "tokens", "past", "kept"} <= set(decode.dimensions.values())
+
+
+def test_a_checkpoint_of_a_language_model_generates(transformers: Any, tmp_path: Path) -> None:
+    language_model(transformers, "Llama", LLAMA).save_pretrained(tmp_path)
+    assert set(checkpoint_model(CheckpointFolder(str(tmp_path), ""), Path(), "here").methods) == {"start", "decode"}
+
+
+def test_models_without_a_cache_of_keys_are_refused(transformers: Any) -> None:
+    config = transformers.MambaConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, state_size=4)
+    with pytest.raises(EntryPointError, match="generation is not possible with `MambaForCausalLM`") as error:
+        generator(transformers.MambaForCausalLM(config).eval())
+    assert "hatch_lower.huggingface.model(module)" in error.value.hint
+    with pytest.raises(EntryPointError, match=r"`hatch_lower\.huggingface\.generator` takes a model of transformers"):
+        generator(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+# A packaged model as a model of transformers
+
+
+def pretrained(module: Any, folder: Path) -> Any:
+    module.save_pretrained(folder)
+    assets = {path.name: path for path in folder.glob("*.json")}
+    return as_pretrained(loaded(generator(module), assets))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {"prompt_lookup_num_tokens": 3}, {"logits": True}],
+)
+def test_searches_of_transformers_run_on_a_packaged_model(
+    options: Mapping[str, Any], transformers: Any, tmp_path: Path
+) -> None:
+    module = language_model(transformers, *CAUSAL["layers of both kinds"])
+    model = pretrained(module, tmp_path)
+    given = prompts()
+    if "prompt_lookup_num_tokens" in options:
+        given = {name: each[:1] for name, each in given.items()}
+    if "logits" in options:
+        with torch.no_grad():
+            torch.testing.assert_close(
+                model(**given).logits[:, -1], module(**given).logits[:, -1], rtol=1e-4, atol=1e-4
+            )
+        return
+    wanted = module.generate(**given, **OPTIONS, **options, do_sample=False)
+    assert torch.equal(model.generate(**given, **OPTIONS, **options, do_sample=False), wanted)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_beams_after_an_encoder(kind: str, transformers: Any, tmp_path: Path) -> None:
+    module = language_model(transformers, *ENCODERS[kind])
+    given = {name: each.flip(1) for name, each in prompts().items()}
+    if module.main_input_name == "input_features":
+        given = {"input_features": torch.randn(4, 8, 40)}
+    options = {**OPTIONS, "num_beams": 3, "do_sample": False, "decoder_start_token_id": 1}
+    wanted = transformers.GenerationMixin.generate(module, **given, **options)
+    assert torch.equal(pretrained(module, tmp_path).generate(**given, **options), wanted)
+
+
+def test_a_model_without_a_configuration_is_no_model_of_transformers(transformers: Any) -> None:
+    model = loaded(generator(language_model(transformers, "Llama", LLAMA)))
+    with pytest.raises(ProgramError, match="cannot become a model of transformers"):
+        as_pretrained(model)
