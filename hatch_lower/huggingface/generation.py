@@ -1,13 +1,17 @@
 """Language models to export for generation: the methods `start` and `decode`, and a cache of keys and values between.
 
-Masks are floating-point numbers that attention adds to its scores: a graph without arithmetic on integers is a single
-partition for every engine. The first key of each cache is always masked: engines take no tensors without elements.
+Masks are inputs, true where a token sees a key: a graph without arithmetic on integers is a single partition for every
+engine. The first key of each cache is always hidden: engines take no tensors without elements.
+
+`decode` returns the new keys and values, and the caller writes them into the cache, which no call copies. For models
+whose attention cannot be replaced, `decode` returns the whole cache.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hatch_lower.errors import EntryPointError
 from hatch_lower.frozen import Frozen
+from hatch_lower.huggingface.attention import ApartCache, Layers, attention_apart
 from hatch_lower.huggingface.examples import BATCH, LARGEST_BATCH, longest_text, made_inputs
 from hatch_lower.huggingface.patches import exporting
 from hatch_lower.model import Method, Model
@@ -27,15 +32,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKENS, PAST = 3, 5  # sizes of examples
-MASKED = torch.finfo(torch.float32).min
 SLIDING, FULL = "sliding_attention", "full_attention"  # kinds of layers, in configurations
-
-Layers = Sequence[tuple[Tensor, Tensor]]  # keys and values of each layer, of shape (batch, heads, keys, dimensions)
 
 
 class Example(Frozen):
     value: Any
     shape: Any  # as in `dynamic_shapes`
+
+
+class CacheForm(Frozen):
+    is_apart: bool  # whether attention takes keys of the cache and new keys apart
+    unseen: int = 1  # 0 for a model with relative positions, which compare the places of keys
+    adds_masks: bool = False  # whether attention adds the mask to its scores
+
+
+FORMS = (CacheForm(True), CacheForm(False), CacheForm(False, 1, True), CacheForm(False, 0), CacheForm(False, 0, True))
 
 
 class OwnCache(DynamicCache):
@@ -54,19 +65,20 @@ class Generator(torch.nn.Module):
 
     Args:
         model: a causal model, or an encoder with a decoder.
-        unseen: 1, or 0 for a model with relative positions, which compare the places of keys.
+        form: the arguments of the model that give the same logits as a call without a cache.
     """
 
     vocabulary: int
 
-    def __init__(self, model: Any, unseen: int) -> None:
+    def __init__(self, model: Any, form: CacheForm) -> None:
         super().__init__()
-        self.model, self.unseen = model, unseen
+        self.model, self.form = model, form
         self.text_config = model.config.get_text_config(decoder=True)
         self.parameter_names = frozenset(inspect.signature(model.forward).parameters)
         self.vocabulary = model.get_input_embeddings().num_embeddings
         self.has_encoder = bool(model.config.is_encoder_decoder)
         self.longest = longest_text(model.get_decoder() if self.has_encoder else model)
+        self.takes_positions = form.is_apart or "position_ids" in self.parameter_names
         self.window = sliding_window(self.text_config)
         self.has_encoder_mask = self.has_encoder and model.main_input_name == "input_ids"
         self.shapes = self._cache_shapes()
@@ -78,6 +90,8 @@ class Generator(torch.nn.Module):
         found: dict[str, Any] = {"cache": cache, "longest": self.longest, "window": self.window}
         found["vocabulary"] = self.vocabulary
         if self.has_encoder:
+            if "attention_mask" in inputs:
+                inputs["attention_mask"] = self._mask(inputs["attention_mask"])
             encoded = self.model.get_encoder()(**inputs).last_hidden_state
             both = EncoderDecoderCache(DynamicCache(), DynamicCache())
             token = torch.zeros(batch, 1, dtype=torch.int64)
@@ -96,16 +110,16 @@ class Generator(torch.nn.Module):
         cross: Layers | None = None,
         encoder_mask: Tensor | None = None,
     ) -> tuple[Tensor, Layers]:
-        """Return logits of shape (batch, kept, vocabulary), and the cache after the tokens.
+        """Return logits of shape (batch, kept, vocabulary), and the new keys and values, or the whole cache.
 
         Args:
             kept: a matrix of shape (kept, tokens), which has a 1 in each row at the token whose logits are needed.
         """
-        own = OwnCache(cache, self.unseen)
-        mask: Any = attention_mask
+        own = self._own_cache(cache, position_ids)
+        mask: Any = self._mask(attention_mask)
         if sliding_mask is not None:
             is_mixed = FULL in (getattr(self.text_config, "layer_types", None) or ())
-            mask = {FULL: attention_mask, SLIDING: sliding_mask} if is_mixed else sliding_mask
+            mask = {FULL: mask, SLIDING: self._mask(sliding_mask)} if is_mixed else self._mask(sliding_mask)
         given: dict[str, Any] = {"use_cache": True, "cache": own}
         if cross is None:
             given |= {"input_ids": input_ids, "attention_mask": mask}
@@ -115,14 +129,26 @@ class Generator(torch.nn.Module):
             # the layers read the keys of the cache, and no numbers of the encoder's result
             result = BaseModelOutput(cross[0][0][:, 0])
             given |= {"decoder_input_ids": input_ids, "decoder_attention_mask": mask, "cache": both}
-            given |= {"encoder_outputs": result, "attention_mask": encoder_mask}
-        if position_ids is not None:
+            given |= {
+                "encoder_outputs": result,
+                "attention_mask": None if encoder_mask is None else self._mask(encoder_mask),
+            }
+        if "position_ids" in self.parameter_names:
             given["position_ids"] = position_ids
         # a product, because indices into a dynamic size are no operation of every engine
         head: Any = self.model.get_output_embeddings()
         selecting = head.register_forward_pre_hook(lambda _, args: (kept @ args[0],))
-        with selecting:
+        with selecting, attention_apart(self.model.config) if self.form.is_apart else nullcontext():
             return self.model(**given).logits, keys_and_values(own)
+
+    def _mask(self, sees: Tensor) -> Tensor:
+        return torch.where(sees, 0.0, torch.finfo(torch.float32).min) if self.form.adds_masks else sees
+
+    def _own_cache(self, cache: Layers, position_ids: Tensor | None) -> DynamicCache:
+        if self.form.is_apart:
+            assert position_ids is not None
+            return ApartCache(cache, position_ids[0, 0])
+        return OwnCache(cache, self.form.unseen)
 
     def _cache_shapes(self) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Return the shapes of each layer's keys and values in a new cache, without the batch."""
@@ -168,15 +194,15 @@ def start_examples(made: Generator, batch: Any, source: Any) -> dict[str, Exampl
         return {main: Example(given.value, dict(given.dimensions))}
     found = {main: Example(given.value, {0: batch, 1: source})}
     if made.has_encoder_mask:
-        mask = torch.zeros(BATCH, 1, 1, given.value.shape[1])
-        mask[-1, ..., -2:] = MASKED
+        mask = torch.ones(BATCH, 1, 1, given.value.shape[1], dtype=torch.bool)
+        mask[-1, ..., -2:] = False
         found["attention_mask"] = Example(mask, {0: batch, 3: source})
     return found
 
 
 def decode_examples(made: Generator, started: dict[str, Any], batch: Any, source: Any) -> dict[str, Example]:
     """Return example inputs of `decode` after `PAST` keys."""
-    tokens, past = (Dim(name, min=1, max=made.longest) for name in ("tokens", "past"))
+    tokens, past = (Dim(name, min=1, max=made.longest + 1) for name in ("tokens", "past"))
     ids = torch.randint(0, made.vocabulary, (BATCH, TOKENS))
     mask = example_mask(BATCH, TOKENS, PAST)
     shape = {0: batch, 2: tokens, 3: Dim.AUTO}  # the number of keys is the sum of `past` and `tokens`
@@ -187,7 +213,7 @@ def decode_examples(made: Generator, started: dict[str, Any], batch: Any, source
         "kept": Example(torch.eye(TOKENS)[1:], {0: Dim("kept", min=1, max=made.longest), 1: tokens}),
         "cache": Example(cache, [({0: batch, 2: past}, {0: batch, 2: past}) for _ in cache]),
     }
-    if "position_ids" in made.parameter_names:
+    if made.takes_positions:
         positions = torch.arange(PAST - 1, PAST - 1 + TOKENS).repeat(BATCH, 1)
         found["position_ids"] = Example(positions, {0: batch, 1: tokens})
     if made.window:
@@ -197,27 +223,28 @@ def decode_examples(made: Generator, started: dict[str, Any], batch: Any, source
         sizes = {0: batch, 2: source} if made.has_encoder_mask else {0: batch}
         found["cross"] = Example(cross, [(dict(sizes), dict(sizes)) for _ in cross])
     if made.has_encoder_mask:
-        found["encoder_mask"] = Example(torch.zeros(BATCH, 1, 1, cross[0][0].shape[2]), {0: batch, 3: source})
+        found["encoder_mask"] = Example(
+            torch.ones(BATCH, 1, 1, cross[0][0].shape[2], dtype=torch.bool), {0: batch, 3: source}
+        )
     return found
 
 
 def example_mask(batch: int, tokens: int, past: int) -> Tensor:
-    mask = torch.zeros(batch, 1, tokens, past + tokens)
-    mask[..., 0] = MASKED
-    mask[..., past:] = torch.full((tokens, tokens), MASKED).triu(1)
-    return mask
+    sees = torch.ones(batch, 1, tokens, past + tokens, dtype=torch.bool).tril(past)
+    sees[..., 0] = False
+    return sees
 
 
 def checked_generator(model: PreTrainedModel) -> Generator:
     """Return the generator whose logits are those of the model without a cache."""
     reason = "its logits differ from the logits without a cache"
-    for unseen in (1, 0):
+    for form in FORMS:
         try:
-            made = Generator(model, unseen)
+            made = Generator(model, form)
             with torch.no_grad():
                 if is_like_model(made):
                     return made.eval()
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
     raise refused(model, reason)
 
@@ -235,19 +262,26 @@ def is_like_model(made: Generator) -> bool:
     mask, positions = example_mask(BATCH, TOKENS + 2, 1), torch.arange(TOKENS + 2).repeat(BATCH, 1)
     if "position_ids" in made.parameter_names:  # the last row begins with padding
         expected[-1] = model(input_ids=ids[-1:, 1:], use_cache=False).logits[0, -2:]
-        mask[-1, :, 1:, 1] = MASKED
+        mask[-1, :, 1:, 1] = False
         positions[-1] = (positions[-1] - 1).clamp(min=0)
     places = torch.arange(TOKENS + 3)
     far = places[1:, None] - places >= made.window
     cache = started["cache"]
     for begin, end in ((0, TOKENS), (TOKENS, TOKENS + 2)):
-        if "position_ids" in made.parameter_names:
+        if made.takes_positions:
             more["position_ids"] = positions[:, begin:end]
         seen = mask[:, :, begin:end, : end + 1]
         if made.window:
-            more["sliding_mask"] = seen.masked_fill(far[begin:end, : end + 1], MASKED)
-        logits, cache = made.decode(ids[:, begin:end], seen, torch.eye(end - begin)[-2:], cache, **more)
+            more["sliding_mask"] = seen & ~far[begin:end, : end + 1]
+        logits, found = made.decode(ids[:, begin:end], seen, torch.eye(end - begin)[-2:], cache, **more)
+        cache = written(cache, found) if made.form.is_apart else found
     return torch.allclose(logits, expected, rtol=1e-3, atol=1e-4)
+
+
+def written(cache: Layers, new: Layers) -> Layers:
+    """Return a cache with new keys and values behind its own."""
+    pairs = zip(cache, new, strict=True)
+    return [(torch.cat([key, more[0]], 2), torch.cat([value, more[1]], 2)) for (key, value), more in pairs]
 
 
 def sliding_window(config: Any) -> int:

@@ -14,7 +14,7 @@ import pytest
 from hatch_lower.errors import InputError
 from hatch_lower.runtime.generation.calls import LanguageModel, begin
 from hatch_lower.runtime.generation.choose import Chooser, likely_tokens, repeated
-from hatch_lower.runtime.generation.loop import MASKED, causal_mask, sliding_mask
+from hatch_lower.runtime.generation.loop import causal_mask, sliding_mask
 from hatch_lower.runtime.generation.settings import GenerationSettings, settings_of
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numpy_arrays import NumpyArrays
@@ -39,7 +39,7 @@ class Adder:
         ((keys, _),) = cache
         keys = np.concatenate([keys, input_ids[:, None, :, None]], 2)
         assert attention_mask.shape == (len(input_ids), 1, input_ids.shape[1], keys.shape[2])
-        sums = ((attention_mask[:, 0] == 0) * keys[:, 0, :, 0][:, None, :]).sum(2)
+        sums = (attention_mask[:, 0] * keys[:, 0, :, 0][:, None, :]).sum(2)
         scores = -np.abs(np.arange(WORDS) - (sums % WORDS)[:, :, None]).astype(np.float32)
         # a model with positions: the token after the one at position 20 is 49
         scores[position_ids == 20] = -np.abs(np.arange(WORDS) - 49)
@@ -49,6 +49,25 @@ class Adder:
 class SlidingAdder(Adder):
     def decode(self, input_ids: Any, attention_mask: Any, kept: Any, cache: Any, sliding_mask: Any) -> Any:  # type: ignore[override]
         return super().decode(input_ids, sliding_mask, kept, cache, np.zeros_like(input_ids))
+
+
+class ApartAdder(Adder):
+    """A model that returns its new keys alone, and finds them in the cache again."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+        self.sizes: list[int] = []
+
+    def start(self, input_ids: Any) -> dict[str, Any]:
+        return {**super().start(input_ids), "longest": self.longest}
+
+    def decode(self, input_ids: Any, attention_mask: Any, kept: Any, cache: Any, position_ids: Any) -> Any:
+        ((keys, _),) = cache
+        self.sizes.append(keys.shape[2])
+        logits, _ = super().decode(input_ids, attention_mask, kept, cache, position_ids)
+        new = input_ids[:, None, :, None].astype(float)
+        return logits, [(new, new)]
 
 
 def language_model(adder: Adder | None = None, folder: Path | None = None, **packaged: Any) -> LanguageModel:
@@ -91,6 +110,20 @@ def test_padding_on_the_left_changes_no_token() -> None:
     assert found == [sums(row, 25) for row in rows]
 
 
+@pytest.mark.parametrize("longest", [200, 155])
+def test_a_cache_of_new_keys_grows_in_steps(longest: int) -> None:
+    adder = ApartAdder(longest)
+    rows = [[1, 2, 4], [5, 3]]
+    found = tokens_of(
+        language_model(adder),
+        input_ids=np.array([rows[0], [9, *rows[1]]]),
+        attention_mask=np.array([[1, 1, 1], [0, 1, 1]]),
+        max_new_tokens=150,
+    )
+    assert found == [sums(row, 150) for row in rows]
+    assert sorted(set(adder.sizes)) == [1, 64, 128, min(192, longest + 1)]
+
+
 def test_a_row_that_has_ended_gets_padding() -> None:
     found = tokens_of(
         language_model(), input_ids=[[1, 2, 4], [0, 1, 2]], max_new_tokens=4, eos_token_id=[7, 30], pad_token_id=8
@@ -116,13 +149,15 @@ def test_sliding_layers_see_the_last_tokens_only() -> None:
 
 
 def test_masks_hide_later_tokens_and_padding() -> None:
-    mask = causal_mask(np.array([[False, True, True]]), 2)
-    assert (mask[0, 0] == 0).tolist() == [[False, False, True, False], [False, False, True, True]]
-    prompt = causal_mask(np.array([[False, True]]), 2)
-    assert (prompt[0, 0] == 0).tolist() == [[False, True, False], [False, False, True]], "padding sees itself"
-    assert mask.min() == MASKED
-    near = sliding_mask(causal_mask(np.ones((1, 4), bool), 1), 2)
-    assert (near[0, 0] == 0).tolist() == [[False, False, False, True, True]]
+    mask = causal_mask(np.array([[False, True, True]]), 2, np.array([-1, 0, 1, 2]))
+    assert mask[0, 0].tolist() == [[False, False, True, False], [False, False, True, True]]
+    room = causal_mask(np.array([[True, True, True]]), 1, np.array([-1, 0, 1, -1, -1, 2]))
+    assert room[0, 0].tolist() == [[False, True, True, False, False, True]]
+    prompt = causal_mask(np.array([[False, True]]), 2, np.array([-1, 0, 1]))
+    assert prompt[0, 0].tolist() == [[False, True, False], [False, False, True]], "padding sees itself"
+    places = np.array([-1, 0, 1, 2, 3])
+    near = sliding_mask(causal_mask(np.ones((1, 4), bool), 1, places), places, 2)
+    assert near[0, 0].tolist() == [[False, False, False, True, True]]
 
 
 def test_a_stream_computes_a_token_when_it_is_asked() -> None:

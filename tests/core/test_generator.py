@@ -133,6 +133,19 @@ def test_the_methods_are_exported_for_all_sizes(transformers: Any) -> None:
     assert {"batch", "tokens", "past", "kept"} <= set(decode.dimensions.values())
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_apart"), [(kind, True) for kind in CAUSAL] + [(kind, kind[0] != "r") for kind in ENCODERS]
+)
+def test_attention_leaves_the_cache_where_it_is(kind: str, is_apart: bool, transformers: Any) -> None:
+    model = generator(language_model(transformers, *{**CAUSAL, **ENCODERS}[kind]))
+    decode: Any = model.module.decode
+    with torch.no_grad():
+        _, layers = decode(**model.methods["decode"].kwargs)
+    tokens, past = (model.methods["decode"].kwargs[name] for name in ("input_ids", "cache"))
+    joined = 0 if is_apart else past[0][0].shape[2]
+    assert {each.shape[2] for layer in layers for each in layer} == {joined + tokens.shape[1]}
+
+
 def test_a_checkpoint_of_a_language_model_generates(transformers: Any, tmp_path: Path) -> None:
     language_model(transformers, "Llama", LLAMA).save_pretrained(tmp_path)
     assert set(checkpoint_model(CheckpointFolder(str(tmp_path), ""), Path(), "here").methods) == {"start", "decode"}

@@ -574,6 +574,20 @@ def test_attention_over_a_symbolic_number_of_keys_is_decomposed(tmp_path: Path) 
         torch.testing.assert_close(model(x), net(x))
 
 
+def test_attention_over_at_least_two_keys_stays_whole(tmp_path: Path) -> None:
+    def net(x: Tensor, past: Tensor) -> Tensor:
+        keys = torch.cat([past, x], 2)
+        return F.scaled_dot_product_attention(x, keys, keys * 2)
+
+    shapes = (({2: Dim("tokens", min=1, max=64)}, {2: Dim("past", min=1, max=64)}),)
+    lowered = lower(Call(net), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8), shapes=shapes)
+    assert "aten.scaled_dot_product_attention.default" in taken(lowered)
+    model = load(save_program(lowered, tmp_path / "program"))
+    for tokens, past in ((1, 1), (1, 40), (5, 1), (1, 1), (1, 17), (33, 60), (1, 2)):
+        x, earlier = torch.randn(1, 2, tokens, 8), torch.randn(1, 2, past, 8)
+        torch.testing.assert_close(model(x, earlier), net(x, earlier))
+
+
 @pytest.mark.parametrize("kind", ["product", "layer", "convolution"])
 def test_a_weight_that_is_used_both_ways_round_is_packed_for_one(kind: str, tmp_path: Path) -> None:
     shape = (4, 4, 3, 3) if kind == "convolution" else (4, 4)

@@ -19,7 +19,7 @@ from hatch_lower.backends.engine_partitioner import ZERO_FACTOR, why_not_dimensi
 from hatch_lower.backends.interpolation import why_not_interpolation
 from hatch_lower.backends.openvino import claims
 from hatch_lower.backends.openvino.recurrent import CELLS, why_not_recurrent
-from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, producer_of
+from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, is_at_least, may_be_zero, producer_of
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.tensors import dtype_name
 
@@ -186,7 +186,7 @@ def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
         return "OpenVINO has no kernel for groups of rows whose number is dynamic"
     if name in claims.CONVOLUTIONS:
         return why_not_convolution(given)
-    if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
+    if name == ATTENTION and not has_several_keys(given["key"].meta["val"].shape[-2], ranges):
         return "attention over a symbolic number of keys goes wrong after a call with a single key"
     if name == ATTENTION and given["query"].meta["val"].dim() < 3:
         return "OpenVINO's attention has a batch"
@@ -197,6 +197,10 @@ def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
     if name == VARIANCE and not is_static_shape(reduced_sizes(given)):
         return "OpenVINO's variance of a single number differs, and a dynamic size may be 1"
     return why_not_windows(given) if name == "aten.unfold.default" else ""
+
+
+def has_several_keys(count: int | torch.SymInt, ranges: Ranges) -> bool:
+    return isinstance(count, int) or is_at_least(2, count, ranges)
 
 
 def why_not_operands(name: str, node: Node) -> str:

@@ -44,13 +44,17 @@ MAY_BE_ZERO = "a dynamic size may be 0"  # part of a reason that a `min=1` in th
 
 
 def may_be_zero(size: int | torch.SymInt, ranges: Ranges) -> bool:
+    return not is_at_least(1, size, ranges)
+
+
+def is_at_least(least: int, size: int | torch.SymInt, ranges: Ranges) -> bool:
     if isinstance(size, int):
-        return size == 0
+        return size >= least
     # torch's own bounds of a symbol do not help: the exporter allows sizes of 0, but reasons as if all were 2 or more
     expression = size.node.expr
     if not expression.free_symbols <= ranges.keys():
-        return True
-    return not bool(bound_sympy(expression, dict(ranges)).lower >= 1)
+        return False
+    return bool(bound_sympy(expression, dict(ranges)).lower >= least)
 
 
 def is_view(node: Node) -> bool:

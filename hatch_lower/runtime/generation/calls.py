@@ -11,7 +11,7 @@ import numpy as np
 
 from hatch_lower.errors import InputError, nearest
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.generation.loop import Sequences, Steps, generated, padding_mask
+from hatch_lower.runtime.generation.loop import Cache, Sequences, Steps, generated, padding_mask
 from hatch_lower.runtime.generation.settings import GENERATION, SETTINGS, GenerationSettings, settings_of
 from hatch_lower.runtime.texts import CONFIG, TextReader, in_library, in_numpy, read_asset
 
@@ -72,8 +72,8 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     stopped = partial(has_stop, model.reader(), settings.stops, ids[:, -BEFORE:]) if settings.stops else never
     if has_encoder:
         more["cross"] = started["cross"]
-    steps = Steps(model.methods["decode"], model.arrays, int(started["window"]), more)
-    return ids, generated(steps, started["cache"], Sequences(ids, visible, settings), settings, stopped)
+    steps = Steps(model.methods["decode"], model.arrays, int(started["window"]), int(started["longest"]), more)
+    return ids, generated(steps, Cache(started["cache"]), Sequences(ids, visible, settings), settings, stopped)
 
 
 def check_methods(model: LanguageModel) -> None:

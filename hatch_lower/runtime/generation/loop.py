@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Arrays
 
 Numbers = Any  # an array of NumPy
-MASKED = np.finfo(np.float32).min
+ROOM = 64  # keys: a cache grows by multiples, because engines prepare a call for each new size
 
 
 class Steps(Frozen):
@@ -26,57 +26,93 @@ class Steps(Frozen):
     decode: Callable[..., Any]
     arrays: Arrays
     window: int  # of sliding layers
+    longest: int  # number of positions
     more: Mapping[str, Any]  # further arguments of each call: keys and values of an encoder, and their mask
 
-    def logits(self, tokens: Numbers, visible: Numbers, last: int, cache: Any) -> tuple[Any, Any]:
+    def logits(self, tokens: Numbers, visible: Numbers, last: int, cache: Cache) -> tuple[Any, Cache]:
         """Return the logits of the `last` tokens, of shape (rows, `last`, vocabulary), and the next cache.
 
         Args:
             tokens: int64 of shape (rows, tokens), the tokens that are not in the cache.
             visible: bool of shape (rows, all tokens so far): false for padding.
             last: a number of tokens.
-            cache: the result of `start`, or of the call before.
+            cache: of the tokens before; the call may write into it.
         """
         count = tokens.shape[1]
-        mask = causal_mask(visible, count)
+        places = key_places(cache, visible.shape[1], count)
+        mask = causal_mask(visible, count, places)
         given = {"input_ids": tokens, "attention_mask": mask, "kept": np.eye(count, dtype=np.float32)[-last:]}
         parameters = inspect.signature(self.decode).parameters
         if "sliding_mask" in parameters:
-            given["sliding_mask"] = sliding_mask(mask, self.window)
+            given["sliding_mask"] = sliding_mask(mask, places, self.window)
         if "position_ids" in parameters:
             given["position_ids"] = np.maximum(visible.cumsum(1) - 1, 0)[:, -count:]
         arrays = {name: in_library(each, self.arrays) for name, each in given.items()}
-        found: tuple[Any, Any] = self.decode(**arrays, cache=cache, **self.more)
-        return found
+        logits, layers = self.decode(**arrays, cache=cache.layers, **self.more)
+        return logits, extended(cache, layers, count, self.longest)
 
 
-def causal_mask(visible: Numbers, count: int) -> Numbers:
-    """Return the mask of the last `count` tokens: float32 of shape (rows, 1, count, 1 + all tokens)."""
-    rows, total = visible.shape
-    mask = np.zeros((rows, 1, count, 1 + total), dtype=np.float32)
-    mask[:, :, :, 0] = MASKED  # the first key of each cache
-    mask[:, :, :, 1:][np.broadcast_to(~visible[:, None, None, :], (rows, 1, count, total))] = MASKED
-    if count > 1:
-        mask[..., 1 + total - count :][..., np.triu(np.ones((count, count), dtype=bool), 1)] = MASKED
-        own = np.arange(count)
-        mask[..., own, 1 + total - count + own] = 0  # padding sees itself, because a softmax of nothing is no number
-    return mask
+class Cache(Frozen):
+    """The keys and values of a call of `generate`, as `decode` takes them."""
+
+    layers: Any  # keys and values of each layer, of shape (rows, heads, keys, dimensions)
+    used: int = 1  # keys in use; the first belongs to no token, and the others are in the order of tokens
 
 
-def sliding_mask(mask: Numbers, window: int) -> Numbers:
-    """Return a mask that also hides keys at a distance of `window` and more."""
-    count, keys = mask.shape[2:]
-    if keys <= window:
-        return mask.copy()
-    distance = np.arange(keys - count, keys)[:, None] - np.arange(keys)[None, :]
-    found = mask.copy()
-    found[..., distance >= window] = MASKED
+def extended(cache: Cache, layers: Any, count: int, longest: int) -> Cache:
+    """Return the cache after a call.
+
+    Args:
+        cache: before the call; is written to if it has room.
+        layers: the result of `decode`: the keys and values of `count` tokens, or of all tokens.
+        count: the number of tokens in the call.
+        longest: number of positions.
+    """
+    if layers[0][0].shape[2] != count:
+        return Cache(layers, cache.used + count)
+    used = cache.used + count
+    held = cache.layers
+    if used > held[0][0].shape[2]:
+        capacity = max(used, min(-(-used // ROOM) * ROOM, longest + 1))
+        held = [tuple(with_room(each, cache.used, capacity) for each in layer) for layer in held]
+    for layer, new in zip(held, layers, strict=True):
+        for each, more in zip(layer, new, strict=True):
+            each[:, :, cache.used : used] = more
+    return Cache(held, used)
+
+
+def with_room(array: Any, used: int, capacity: int) -> Any:
+    # zeros: an attention's weight of 0 times a number that is not finite would be NaN
+    shape = (*array.shape[:2], capacity, array.shape[3])
+    found = array.new_zeros(shape) if hasattr(array, "new_zeros") else np.zeros(shape, dtype=array.dtype)
+    found[:, :, :used] = array[:, :, :used]
     return found
 
 
+def key_places(cache: Cache, total: int, count: int) -> Numbers:
+    """Return the token of each key in a call of `decode`, int64: an index from 0 to `total` - 1, or -1 for no token."""
+    places = np.full(cache.layers[0][0].shape[2] + count, -1)
+    places[1 : cache.used] = np.arange(cache.used - 1)
+    places[-count:] = np.arange(total - count, total)
+    return places
+
+
+def causal_mask(visible: Numbers, count: int, places: Numbers) -> Numbers:
+    """Return the keys that the last `count` tokens see: bool of shape (rows, 1, count, keys)."""
+    total = visible.shape[1]
+    own = np.arange(total - count, total)[:, None]
+    # padding sees itself: a softmax of nothing is no number
+    return ((visible[:, places] & (places >= 0))[:, None, None] & (places <= own)) | (places == own)
+
+
+def sliding_mask(mask: Numbers, places: Numbers, window: int) -> Numbers:
+    """Return a mask that also hides keys at a distance of `window` tokens and more."""
+    return mask & (places > places[-mask.shape[2] :, None] - window)
+
+
 def padding_mask(words: Any) -> Any:
-    """Return the mask of an encoder, float32 of shape (rows, 1, 1, tokens)."""
-    return np.where(words[:, None, None, :], 0, MASKED).astype(np.float32)
+    """Return the mask of an encoder, bool of shape (rows, 1, 1, tokens)."""
+    return words[:, None, None, :].astype(np.bool_)
 
 
 class Sequences:
@@ -119,7 +155,7 @@ class Sequences:
 
 def generated(
     steps: Steps,
-    cache: Any,
+    cache: Cache,
     sequences: Sequences,
     settings: GenerationSettings,
     stopped: Callable[[int, Numbers], bool],

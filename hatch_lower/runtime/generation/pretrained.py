@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.generation.calls import LanguageModel, check_methods
-from hatch_lower.runtime.generation.loop import Steps, padding_mask
+from hatch_lower.runtime.generation.loop import Cache, Steps, padding_mask
 from hatch_lower.runtime.generation.settings import GENERATION
 from hatch_lower.runtime.texts import CONFIG
 
@@ -110,28 +110,30 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if has_encoder else DynamicCache()
         own = cache.self_attention_cache if has_encoder else cache
         first = self.start.first_keys(tokens)
-        keys = cache_before(first, own)
+        held = cache_before(first, own)
+        started = self.start.started
         given = decoder_attention_mask if has_encoder else attention_mask
-        visible = torch.ones(len(tokens), keys[0][0].shape[2] - 1 + tokens.shape[1]) if given is None else given
+        visible = torch.ones(len(tokens), held.used - 1 + tokens.shape[1]) if given is None else given
         more: dict[str, Any] = {}
         if has_encoder:
             more["cross"] = self.start.cross_layers(encoder_outputs[0])
         if "encoder_mask" in self.takes:
             more["encoder_mask"] = mask_of(attention_mask, encoder_outputs[0][..., 0])
-        steps = Steps(self.decode, self.arrays, int(self.start.started["window"]), more)
+        steps = Steps(self.decode, self.arrays, int(started["window"]), int(started["longest"]), more)
         last = logits_to_keep or tokens.shape[1]
-        logits, layers = steps.logits(tokens.numpy(), visible.bool().numpy(), last, keys)
+        logits, after = steps.logits(tokens.numpy(), visible.bool().numpy(), last, held)
         # layers of one kind: sliding layers of transformers forget keys, and `decode` masks them
-        own.layers = [kept_layer(key[:, :, 1:], value[:, :, 1:]) for key, value in layers]
+        own.layers = [kept_layer(*(each[:, :, 1 : after.used] for each in layer)) for layer in after.layers]
         return (Seq2SeqLMOutput if has_encoder else CausalLMOutputWithPast)(logits=logits, cache=cache)
 
 
-def cache_before(first: Layers, cache: Any) -> Layers:
+def cache_before(first: Layers, cache: Any) -> Cache:
     """Return the cache that `decode` takes from its first keys, and the keys that transformers holds."""
     if not cache.layers or not cache.layers[0].is_initialized:
-        return first
+        return Cache(first)
     pairs = zip(first, cache.layers, strict=True)
-    return [(torch.cat([key, layer.keys], 2), torch.cat([value, layer.values], 2)) for (key, value), layer in pairs]
+    layers = [(torch.cat([key, layer.keys], 2), torch.cat([value, layer.values], 2)) for (key, value), layer in pairs]
+    return Cache(layers, layers[0][0].shape[2])
 
 
 def flat(layers: Layers) -> list[Tensor]:
