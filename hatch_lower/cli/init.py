@@ -204,7 +204,7 @@ def edit(document: TOMLDocument, declared: Declared) -> None:
     edit_build_system(document, declared, was_setuptools)
     project = table_at(document, "project")
     if "dependencies" not in project.get("dynamic", []):
-        needed = with_needed(project.get("dependencies", []), run_time_needs(declared.backends))
+        needed = with_needed(project.get("dependencies", []), run_time_needs(declared))
         set_list(project, "dependencies", needed)
     checkpoint = checkpoint_of(declared.export)
     if checkpoint is None:
@@ -279,10 +279,13 @@ def version_file(declared: Declared, attribute: str) -> str:
     )
 
 
-def run_time_needs(backends: Sequence[str]) -> list[str]:
+def run_time_needs(declared: Declared) -> list[str]:
     from hatch_lower.backends.early import early_requirements
 
-    return list(early_requirements(Recipe("default", tuple(BackendChoice(name) for name in backends))))
+    checkpoint = checkpoint_of(declared.export)
+    has_texts = checkpoint is not None and (declared.root / checkpoint.folder / "tokenizer.json").is_file()
+    recipe = Recipe("default", tuple(BackendChoice(name) for name in declared.backends))
+    return [*early_requirements(recipe), *(("tokenizers",) if has_texts else ())]
 
 
 def minor_of_torch() -> str:

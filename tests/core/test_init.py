@@ -324,6 +324,14 @@ def test_a_checkpoint_needs_no_entry_point(tmp_path: Path) -> None:
     assert {"file": "models/reviews/*"} in document["tool"]["uv"]["cache-keys"]
     assert [path.name for path in (root / "src" / "my_net").iterdir()] == ["__init__.py"]
     assert "the checkpoint in `models/reviews` is the model to lower" in done.output
+    assert "tokenizers" not in document["project"]["dependencies"]
+
+
+def test_a_checkpoint_with_a_tokenizer_needs_the_library_of_tokenizers(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", HATCHLING)
+    (checkpoint(root, architectures=["BertForMaskedLM"]) / "tokenizer.json").write_text("{}")
+    assert init(root, "--transformers", "models/reviews", "--backend", "onnxruntime").exit_code == 0
+    assert "tokenizers" in written(root).unwrap()["project"]["dependencies"]
 
 
 @pytest.mark.parametrize(
