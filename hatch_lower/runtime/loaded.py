@@ -125,23 +125,34 @@ class LoadedModel:
 
         return read_labels(self.name, self.assets)
 
-    def preprocess(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, Any]:
-        """Return keyword arguments of `forward` for texts, by the tokenizer among the assets.
+    def preprocess(
+        self, text: str | Sequence[str] | None = None, pair: str | Sequence[str] | None = None, *, images: Any = None
+    ) -> dict[str, Any]:
+        """Return keyword arguments of `forward` or `generate`, by the tokenizer and the image processor of the assets.
 
         Args:
             text: a text, or a list of texts, which are padded to the longest.
             pair: the second text of each pair.
+            images: an image, or a list of images: files, images of Pillow, or arrays of uint8 with channels last.
 
         Returns:
-            Arrays of int64 of shape (texts, tokens), of the library that the methods take, for the arguments of
-            `forward` among `input_ids`, `attention_mask` and `token_type_ids`.
+            Arrays of the library that the methods take: int64 of shape (texts, tokens) for `input_ids`,
+            `attention_mask` and `token_type_ids`, and float32 of shape (images, channels, height, width) for
+            `pixel_values`, each if the method takes it.
 
         Raises:
-            InputError: if texts of different lengths cannot be padded, or for other values than texts.
-            ProgramError: if the assets have no `tokenizer.json`, or the library tokenizers is not installed.
+            InputError: if texts of different lengths cannot be padded, or for other values than texts and images.
+            ProgramError: if the assets lack a file, an image processor has unknown steps, or the library tokenizers
+                or Pillow is not installed.
         """
         from hatch_lower.runtime.texts import checked_texts
 
+        if images is not None:
+            from hatch_lower.runtime.images import image_reader
+
+            several = list(images) if isinstance(images, (list, tuple)) else [images]
+            pixels = {"pixel_values": self._in_library(image_reader(self.name, self.assets).read(several))}
+            return pixels if text is None else {**self.preprocess(text, pair), **pixels}
         texts = checked_texts(text, "text")
         pairs = None if pair is None else checked_texts(pair, "pair")
         if pairs is not None and len(pairs) != len(texts):

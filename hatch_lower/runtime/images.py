@@ -1,0 +1,219 @@
+"""Inputs of a packaged model of transformers from images, by the packaged configuration of its image processor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hatch_lower.errors import InputError, ProgramError
+from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.texts import read_asset
+
+PROCESSOR = "preprocessor_config.json"
+JOINT = "processor_config.json"  # of a processor of texts and images
+# image processors of transformers that resize, crop, rescale and normalize, in this order, and do nothing else
+PLAIN = (
+    "BEiT",
+    "Beit",
+    "Bit",
+    "Blip",
+    "CLIP",
+    "ChineseCLIP",
+    "ConvNext",
+    "DeiT",
+    "MobileNetV1",
+    "MobileNetV2",
+    "Pvt",
+    "Segformer",
+    "Siglip",
+    "ViT",
+)
+SHORTEST = (
+    "Bit",
+    "CLIP",
+    "ChineseCLIP",
+    "ConvNext",
+    "MobileNetV1",
+    "MobileNetV2",
+    "Siglip",
+)  # an integer is the shorter side
+SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
+WHOLE = 384  # ConvNeXt crops images below this size
+
+Numbers = Any  # an array of NumPy
+Sides = tuple[int, int]  # height and width
+
+
+class ImageReader(Frozen):
+    """The steps of an image processor."""
+
+    model: str
+    size: Mapping[str, int] | None  # `None`: images keep their sizes
+    resample: int
+    crop: Sides | None
+    scale: float | None
+    mean: Numbers | None
+    deviation: Numbers | None
+    crop_part: float | None  # of ConvNeXt: the part of the sides that a crop keeps
+
+    def read(self, images: Sequence[Any]) -> Numbers:
+        """Return the pixels of images, float32 of shape (images, channels, height, width)."""
+        found = [self._pixels(image) for image in images]
+        if len({each.shape for each in found}) > 1:
+            raise InputError(
+                "images of one call must have the same size",
+                where=f"model `{self.model}`",
+                found=", ".join(sorted({"x".join(map(str, each.shape[1:])) for each in found})),
+                hint="give each image in a call of its own: the image processor does not resize to a fixed size",
+            )
+        return np.stack(found)
+
+    def _pixels(self, given: Any) -> Numbers:
+        image = to_image(given).convert("RGB")
+        if self.size is not None:
+            sides = (image.height, image.width)
+            if self.crop_part is None:
+                image = resized(image, target_sides(sides, self.size, self.model), self.resample)
+            else:
+                image = self._resize_convnext(image, self.size["shortest_edge"])
+        pixels = np.moveaxis(np.array(image), -1, 0)
+        if self.crop is not None:
+            pixels = center_crop(pixels, self.crop)
+        found = pixels.astype(np.float64)
+        if self.scale is not None:
+            found = found * self.scale
+        found = found.astype(np.float32)
+        if self.mean is not None:
+            found = (found - self.mean) / self.deviation
+        return np.ascontiguousarray(found, dtype=np.float32)
+
+    def _resize_convnext(self, image: Any, edge: int) -> Any:
+        if edge >= WHOLE:
+            return resized(image, (edge, edge), self.resample)
+        assert self.crop_part is not None
+        sides = shortest_sides((image.height, image.width), int(edge / self.crop_part))
+        whole = np.moveaxis(np.array(resized(image, sides, self.resample)), -1, 0)
+        return to_image(np.moveaxis(center_crop(whole, (edge, edge)), 0, -1))
+
+
+def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
+    """Return the reader of images for the packaged `preprocessor_config.json`.
+
+    Raises:
+        ProgramError: if the assets have no such file, or an image processor with other steps.
+    """
+    file = PROCESSOR if PROCESSOR in assets or JOINT not in assets else JOINT
+    config = read_asset(model, assets, file)
+    config = config.get("image_processor", {}) if file == JOINT else config
+    kind = config.get("image_processor_type") or config.get("feature_extractor_type") or ""
+    name = next((kind.removesuffix(suffix) for suffix in SUFFIXES if kind.endswith(suffix)), kind)
+    if name not in PLAIN or config.get("do_pad"):
+        raise ProgramError(
+            f"the image processor of model `{model}` has steps that need transformers",
+            where=str(assets[file]),
+            found=f"`{kind}`",
+            hint=f"call the model with `pixel_values` of transformers' own processor; known: {', '.join(PLAIN)}",
+        )
+    try:
+        return ImageReader(
+            model,
+            as_size(config["size"], square=name not in SHORTEST) if config.get("do_resize") else None,
+            int(config.get("resample", 2)),
+            crop_sides(config["crop_size"]) if config.get("do_center_crop") else None,
+            float(config["rescale_factor"]) if config.get("do_rescale", True) else None,
+            channels(config["image_mean"]) if config.get("do_normalize") else None,
+            channels(config["image_std"]) if config.get("do_normalize") else None,
+            float(config.get("crop_pct") or 224 / 256) if name == "ConvNext" else None,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProgramError(
+            "a packaged configuration cannot be used",
+            where=str(assets[file]),
+            found=f"{type(error).__name__}: {error}",
+            hint="save the image processor with transformers 5, and build the wheel again",
+        ) from error
+
+
+def to_image(value: Any) -> Any:
+    """Return a file, an image of Pillow, or an array of uint8 with channels last as an image of Pillow."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ProgramError(
+            "images need the library Pillow",
+            found=f"{type(error).__name__}: {error}",
+            hint="install it: pip install pillow",
+        ) from error
+    if isinstance(value, Image.Image):
+        return value
+    if isinstance(value, (str, Path)):
+        try:
+            return Image.open(value)
+        except OSError as error:
+            raise InputError(
+                "a file is no image", where=str(value), found=str(error), hint="name another file"
+            ) from error
+    array = np.asarray(value)
+    if array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))):
+        return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+    raise InputError(
+        "an image must be a file, an image of Pillow, or an array of uint8 of shape (height, width, channels)",
+        found=f"{array.dtype} of shape {array.shape}",
+        hint="convert the image",
+    )
+
+
+def as_size(value: Any, *, square: bool) -> Mapping[str, int]:
+    if isinstance(value, int):
+        return {"height": value, "width": value} if square else {"shortest_edge": value}
+    return {name: int(side) for name, side in value.items() if side is not None}
+
+
+def crop_sides(value: Any) -> Sides:
+    size = as_size(value, square=True)
+    return size["height"], size["width"]
+
+
+def channels(value: Any) -> Numbers:
+    return np.array([float(each) for each in value], dtype=np.float32).reshape(-1, 1, 1)
+
+
+def target_sides(sides: Sides, size: Mapping[str, int], model: str) -> Sides:
+    if size.keys() == {"height", "width"}:
+        return size["height"], size["width"]
+    if size.keys() == {"shortest_edge"}:
+        return shortest_sides(sides, size["shortest_edge"])
+    raise ProgramError(
+        f"the image processor of model `{model}` has a size of an unknown kind",
+        found=", ".join(sorted(size)),
+        hint="call the model with `pixel_values` of transformers' own processor",
+    )
+
+
+def shortest_sides(sides: Sides, edge: int) -> Sides:
+    """Return the sides of an image of the same proportions, whose shorter side is `edge`."""
+    height, width = sides
+    long = int(edge * max(sides) / min(sides))
+    return (edge, long) if height <= width else (long, edge)
+
+
+def resized(image: Any, sides: Sides, resample: int) -> Any:
+    height, width = sides
+    return image.resize((width, height), resample=resample)
+
+
+def center_crop(pixels: Numbers, sides: Sides) -> Numbers:
+    """Return the middle of an image of shape (channels, height, width), with zeros around it if it is smaller."""
+    for axis, side in zip((1, 2), sides, strict=True):
+        have = pixels.shape[axis]
+        missing = max(side - have, 0)
+        before = math.ceil(missing / 2)
+        widths = [(before, missing - before) if each == axis else (0, 0) for each in range(3)]
+        pixels = np.pad(pixels, widths)
+        first = max((have - side) // 2, 0)
+        pixels = pixels.take(range(first, first + side), axis)
+    return pixels

@@ -1,0 +1,122 @@
+"""Images as inputs of packaged models: as the image processors of transformers read them, or a clear error."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from hatch_lower.errors import InputError, ProgramError
+from hatch_lower.runtime.images import PLAIN, ImageReader, image_reader
+from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.numpy_arrays import NumpyArrays
+
+MODULES = {"ChineseCLIP": "chinese_clip", "MobileNetV1": "mobilenet_v1", "MobileNetV2": "mobilenet_v2"}
+CONFIG = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_resize": True,
+    "size": {"height": 8, "width": 6},
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+
+@pytest.fixture(autouse=True)
+def pillow() -> Any:
+    return pytest.importorskip("PIL.Image")
+
+
+def pictures(pillow: Any) -> list[Any]:
+    values = numpy.random.default_rng(0)
+    sizes = ((30, 41), (97, 64), (33, 120))
+    return [pillow.fromarray(values.integers(0, 256, (*size, 3), dtype=numpy.uint8)) for size in sizes]
+
+
+def reader(folder: Path, **config: Any) -> ImageReader:
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps({**CONFIG, **config}))
+    return image_reader("net", {path.name: path})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "BEiT"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"do_center_crop": True, "crop_size": {"height": 50, "width": 71}}, {"size": {"shortest_edge": 60}}],
+    ids=["default", "crop", "shortest edge"],
+)
+def test_pixels_are_those_of_transformers(kind: str, options: Mapping[str, Any], tmp_path: Path, pillow: Any) -> None:
+    pytest.importorskip("transformers")
+    name = MODULES.get(kind, kind.lower())
+    module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
+    if kind == "Segformer":  # its images are not cropped
+        options = {key: value for key, value in options.items() if key == "size"}
+    theirs = getattr(module, f"{kind}ImageProcessorPil")(**options)
+    theirs.save_pretrained(tmp_path)
+    own = image_reader("net", {path.name: path for path in tmp_path.iterdir()})
+    for picture in pictures(pillow):
+        wanted = theirs(picture, return_tensors="np")["pixel_values"]
+        assert (own.read([picture]) == wanted).all()
+
+
+def test_an_image_is_a_file_or_an_array_or_an_image_of_pillow(tmp_path: Path, pillow: Any) -> None:
+    picture = pictures(pillow)[0]
+    picture.save(tmp_path / "picture.png")
+    own = reader(tmp_path)
+    found = own.read([picture, tmp_path / "picture.png", str(tmp_path / "picture.png"), numpy.array(picture)])
+    assert found.shape == (4, 3, 8, 6)
+    assert found.dtype == numpy.float32
+    assert (found == found[:1]).all()
+    grey = own.read([numpy.array(picture.convert("L")), picture.convert("L"), numpy.array(picture)[:, :, :1]])
+    assert (grey[:2] == grey[:1]).all()
+
+
+def test_images_and_texts_make_the_arguments_of_a_method(tmp_path: Path, pillow: Any) -> None:
+    reader(tmp_path)
+    runnable: Any = SimpleNamespace(methods={"forward": lambda pixel_values: pixel_values}, arrays=NumpyArrays())
+    path = tmp_path / "preprocessor_config.json"
+    model = LoadedModel(runnable, SimpleNamespace(name="net", assets={path.name: path}))  # type: ignore[arg-type]
+    picture = pictures(pillow)[0]
+    assert model(**model.preprocess(images=picture)).shape == (1, 3, 8, 6)
+    assert model(**model.preprocess(images=[picture, picture])).shape == (2, 3, 8, 6)
+
+
+def test_a_processor_of_texts_and_images_has_the_configuration_in_its_own(tmp_path: Path, pillow: Any) -> None:
+    path = tmp_path / "processor_config.json"
+    path.write_text(json.dumps({"image_processor": CONFIG, "processor_class": "CLIPProcessor"}))
+    assert image_reader("net", {path.name: path}).read([pictures(pillow)[0]]).shape == (1, 3, 8, 6)
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"image_processor_type": "DetrImageProcessor"}, "has steps that need transformers"),
+        ({"do_pad": True}, "has steps that need transformers"),
+        ({"size": "large"}, "a packaged configuration cannot be used"),
+        ({"image_mean": None}, "a packaged configuration cannot be used"),
+    ],
+)
+def test_an_unknown_configuration_is_refused(config: Mapping[str, Any], what: str, tmp_path: Path) -> None:
+    with pytest.raises(ProgramError) as error:
+        reader(tmp_path, **config)
+    assert what in error.value.what
+    assert error.value.hint
+
+
+def test_a_wrong_image_is_refused(tmp_path: Path, pillow: Any) -> None:
+    own = reader(tmp_path)
+    (tmp_path / "text.png").write_text("no image")
+    for wrong in (numpy.zeros((3, 8, 8), numpy.uint8), numpy.zeros((8, 8, 3)), tmp_path / "text.png", 3):
+        with pytest.raises(InputError):
+            own.read([wrong])
+    with pytest.raises(ProgramError, match="has a size of an unknown kind"):
+        reader(tmp_path, size={"longest_edge": 8}).read(pictures(pillow)[:1])
+    with pytest.raises(InputError, match="images of one call must have the same size"):
+        reader(tmp_path, do_resize=False).read(pictures(pillow))
