@@ -186,6 +186,20 @@ def test_a_method_exported_again_has_the_same_names_and_limits_of_sizes() -> Non
     assert shared is before.program.state_dict["first.weight"]
 
 
+class Joined(nn.Module):
+    def forward(self, tokens: Tensor, past: Tensor, mask: Tensor) -> Tensor:
+        return torch.cat([past, tokens], 1) * mask
+
+
+def test_a_size_may_depend_on_several_sizes() -> None:
+    tokens, past = (Dim(name, min=1, max=64) for name in ("tokens", "past"))
+    inputs = torch.randn(2, 3), torch.randn(2, 5), torch.randn(2, 8)
+    before = method(captured(Joined(), ({1: tokens}, {1: past}, {1: Dim.AUTO}), *inputs))
+    after = export_module(before, before.program.module())
+    assert sorted(after.dimensions.values()) == sorted(before.dimensions.values()) == ["past", "tokens"]
+    assert after.program.module()(torch.ones(2, 1), torch.ones(2, 64), torch.ones(2, 65)).shape == (2, 65)
+
+
 def converted(model: CapturedModel, precision: Any, backend: str = "onnxruntime", kept: tuple[str, ...] = ()) -> Any:
     pytest.importorskip("torchao")
     settings = ModelSettings("net", "net:export", "net", ("small",))

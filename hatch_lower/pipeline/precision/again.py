@@ -74,11 +74,14 @@ def shape_of(value: Any, dims: Mapping[str, Any]) -> Any:
 
 
 def size_in(expression: Any, dims: Mapping[str, Any]) -> Any:
-    """Return a size in terms of dimensions: `Dim` of a symbol, or a linear expression as `2 * batch + 1`."""
+    """Return a size in terms of dimensions: `Dim` of a symbol, or a linear expression as `2 * batch + 1`.
+
+    The export finds a size that depends on several symbols, as the number of keys of a cache and new tokens, by itself.
+    """
     if expression.is_Symbol:
         return dims[str(expression)]
     if len(expression.free_symbols) != 1:
-        raise ValueError(f"the size {expression} of an input depends on several sizes")
+        return Dim.AUTO
     (symbol,) = expression.free_symbols
     step, begin = expression.coeff(symbol), expression.subs(symbol, 0)
     size = int(step) * dims[str(symbol)]
