@@ -46,14 +46,16 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
     with library_needed(TRANSFORMERS, where):
         import transformers
         import transformers.exporters  # since 5.24
-    kind = class_of(transformers, read_checkpoint_config(folder, where), checkpoint.task, where)
+    config = read_checkpoint_config(folder, where)
+    kinds = classes_of(transformers, config, checkpoint.task, where)
 
     from torch import float32
 
     from hatch_lower.huggingface.declare import generator, model
 
-    module, report = kind.from_pretrained(
-        folder, local_files_only=True, use_safetensors=True, dtype=float32, output_loading_info=True
+    options = {"local_files_only": True, "use_safetensors": True, "dtype": float32, "output_loading_info": True}
+    module, report = first_loaded(
+        kinds, folder, options, f"task `{checkpoint.task}`, architecture `{config.get('model_type')}`", where
     )
     refuse_missing(report["missing_keys"], type(module), where)
     return (generator if module.can_generate() else model)(module.eval())
@@ -151,9 +153,25 @@ def refuse_unknown_task(task: str, where: str) -> None:
         raise EntryPointError("there is no such task", where=where, found=found, hint="correct the task")
 
 
-def class_of(transformers: Any, config: dict[str, Any], task: str, where: str) -> Any:
+def first_loaded(kinds: Iterable[Any], folder: Path, options: dict[str, Any], asked: str, where: str) -> Any:
+    """Return the model, and the report of its loading, of the first class that has the checkpoint's architecture."""
+    for kind in kinds:
+        try:
+            return kind.from_pretrained(folder, **options)
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise
+    raise EntryPointError(
+        "the architecture of the checkpoint does not have the task",
+        where=where,
+        found=asked,
+        hint="remove `task`: the class that wrote the checkpoint is then taken",
+    )
+
+
+def classes_of(transformers: Any, config: dict[str, Any], task: str, where: str) -> list[Any]:
     refuse_unknown_task(task, where)
-    names = [TASK_CLASSES[task]] if task else config.get("architectures") or []
+    names = TASK_CLASSES[task] if task else (config.get("architectures") or [])[:1]
     if not names or not isinstance(names[0], str):
         raise EntryPointError(
             "the task of the checkpoint is not known",
@@ -161,15 +179,15 @@ def class_of(transformers: Any, config: dict[str, Any], task: str, where: str) -
             found="`config.json` has no `architectures`",
             hint='set `task`, such as "text-classification"',
         )
-    kind = getattr(transformers, names[0], None)
-    if kind is None:
+    kinds = [kind for name in names if (kind := getattr(transformers, name, None)) is not None]
+    if not kinds:
         raise EntryPointError(
             f"transformers has no class `{names[0]}`",
             where=where,
             found=f"transformers {transformers.__version__}",
             hint="install the version that wrote the checkpoint, or set `task`",
         )
-    return kind
+    return kinds
 
 
 def checkpoint_assets(folder: Path) -> list[Path]:

@@ -245,7 +245,7 @@ def checked_generator(model: PreTrainedModel) -> Generator:
                 if is_like_model(made):
                     return made.eval()
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"a call with a mask of tokens and keys failed: {type(error).__name__}: {error}"
     raise refused(model, reason)
 
 

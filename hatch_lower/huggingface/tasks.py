@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-TASK_CLASSES: Mapping[str, str] = {
-    "audio-classification": "AutoModelForAudioClassification",
-    "automatic-speech-recognition": "AutoModelForCTC",
-    "depth-estimation": "AutoModelForDepthEstimation",
-    "feature-extraction": "AutoModel",
-    "fill-mask": "AutoModelForMaskedLM",
-    "image-classification": "AutoModelForImageClassification",
-    "image-feature-extraction": "AutoModel",
-    "image-segmentation": "AutoModelForSemanticSegmentation",
-    "multiple-choice": "AutoModelForMultipleChoice",
-    "object-detection": "AutoModelForObjectDetection",
-    "question-answering": "AutoModelForQuestionAnswering",
-    "text-classification": "AutoModelForSequenceClassification",
-    "text-generation": "AutoModelForCausalLM",
-    "text2text-generation": "AutoModelForSeq2SeqLM",
-    "token-classification": "AutoModelForTokenClassification",
-    "zero-shot-image-classification": "AutoModelForZeroShotImageClassification",
+# of several classes, the first that has the architecture
+TASK_CLASSES: Mapping[str, tuple[str, ...]] = {
+    "audio-classification": ("AutoModelForAudioClassification",),
+    "automatic-speech-recognition": ("AutoModelForCTC", "AutoModelForSpeechSeq2Seq"),
+    "depth-estimation": ("AutoModelForDepthEstimation",),
+    "feature-extraction": ("AutoModel",),
+    "fill-mask": ("AutoModelForMaskedLM",),
+    "image-classification": ("AutoModelForImageClassification",),
+    "image-feature-extraction": ("AutoModel",),
+    "image-segmentation": ("AutoModelForSemanticSegmentation",),
+    "multiple-choice": ("AutoModelForMultipleChoice",),
+    "object-detection": ("AutoModelForObjectDetection",),
+    "question-answering": ("AutoModelForQuestionAnswering",),
+    "text-classification": ("AutoModelForSequenceClassification",),
+    "text-generation": ("AutoModelForCausalLM",),
+    "text2text-generation": ("AutoModelForSeq2SeqLM",),
+    "token-classification": ("AutoModelForTokenClassification",),
+    "zero-shot-image-classification": ("AutoModelForZeroShotImageClassification",),
 }

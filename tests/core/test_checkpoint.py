@@ -135,6 +135,12 @@ def test_parameters_that_the_checkpoint_lacks_are_refused(transformers: Any, tmp
     assert error.value.found == "`classifier.bias`, `classifier.weight`"
 
 
+def test_a_task_that_the_architecture_lacks_is_refused(folder: Path) -> None:
+    with pytest.raises(EntryPointError, match="the architecture of the checkpoint does not have the task") as error:
+        checkpoint_model(CheckpointFolder(str(folder), "image-classification"), Path(), "here")
+    assert error.value.found == "task `image-classification`, architecture `bert`"
+
+
 @pytest.mark.parametrize(
     ("config", "task", "what"),
     [
