@@ -39,7 +39,10 @@ def metric_of(inputs: BuildInputs, source: CapturedModel) -> float:
     """Return the metric of a model that runs as eager in this process: `inputs.source`, or a converted model."""
     entry = metric_entry(inputs)
     with process_restored(), unchanged_model(inputs.source, entry), unchanged_model(source, entry):
-        model = LoadedModel(EagerModel(eager_modules(source)), provenance_of(source.name, "eager", ("eager",)))
+        examples = {method.name: (method.args, method.kwargs) for method in source.methods}
+        model = LoadedModel(
+            EagerModel(eager_modules(source), examples), provenance_of(source.name, "eager", ("eager",))
+        )
         return measure_metric(entry, model)
 
 

@@ -18,12 +18,25 @@ from hatch_lower.runtime.torch_arrays import ARRAYS, TorchArrays, same_bits
 
 
 class EagerModel:
-    """The methods of the modules that an entry point returned, called without gradients."""
+    """The methods of the modules that an entry point returned, called without gradients.
 
-    def __init__(self, modules: Mapping[str, tuple[torch.nn.Module, str]]) -> None:
-        self._modules = modules
+    Args:
+        modules: module and attribute of each method.
+        examples: the positional and keyword arguments of each exported example, for the methods that have one: a
+            method then has the signature of the packaged method.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, tuple[torch.nn.Module, str]],
+        examples: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any]]] = MappingProxyType({}),
+    ) -> None:
+        self._modules, self._examples = modules, examples
         self._buffers = [(buffer, buffer.clone()) for module, _ in modules.values() for buffer in module.buffers()]
         self._methods = {name: without_gradients(getattr(*bound)) for name, bound in modules.items()}
+        for name, (args, kwargs) in examples.items():
+            method: Any = self._methods[name]
+            method.__signature__ = signature_of_example(inspect.signature(method), args, kwargs)
 
     @property
     def methods(self) -> Mapping[str, Callable[..., object]]:
@@ -36,7 +49,8 @@ class EagerModel:
     def clone(self) -> "EagerModel":
         copies = {id(module): copy_module(module) for module, _ in self._modules.values()}
         return EagerModel(
-            {name: (copies[id(module)], attribute) for name, (module, attribute) in self._modules.items()}
+            {name: (copies[id(module)], attribute) for name, (module, attribute) in self._modules.items()},
+            self._examples,
         )
 
     def reset(self) -> None:
@@ -55,7 +69,8 @@ def make_eager(name: str, export: str) -> EagerModel:
     try:
         value = exported_value(export)
         if (modules := modules_of(value)) is not None:
-            return EagerModel(modules)
+            methods = value.methods if isinstance(value, Model) else {}
+            return EagerModel(modules, {each: (method.args, method.kwargs) for each, method in methods.items()})
     except Exception as error:
         raise ProgramError(
             f"the entry point of model `{name}` failed",
@@ -102,6 +117,21 @@ def programs_of_exporter(value: Any) -> Any:
         return value
     programs = {name: component.program for name, component in value.components.items()}
     return {"forward": programs["model"]} if programs.keys() == {"model"} else programs
+
+
+def signature_of_example(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> inspect.Signature:
+    """Return a signature with the parameters that an example fills; `**options` becomes the names in the example."""
+    found = []
+    for name in signature.bind(*args, **kwargs).arguments:
+        parameter = signature.parameters[name]
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            own = signature.parameters.keys() - {name}
+            found += [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in kwargs if each not in own]
+        else:
+            found.append(parameter)
+    return inspect.Signature(found)
 
 
 def without_gradients(function: Callable[..., object]) -> Callable[..., object]:

@@ -18,6 +18,7 @@ from hatch_lower.huggingface import as_pretrained, generator
 from hatch_lower.huggingface.checkpoint import checkpoint_model
 from hatch_lower.model import Model
 from hatch_lower.pipeline.capture import capture_model
+from hatch_lower.runtime.eager import make_eager
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
@@ -158,6 +159,23 @@ def test_models_without_a_cache_of_keys_are_refused(transformers: Any) -> None:
     assert "hatch_lower.huggingface.model(module)" in error.value.hint
     with pytest.raises(EntryPointError, match=r"`hatch_lower\.huggingface\.generator` takes a model of transformers"):
         generator(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["grouped queries", "absolute positions"])
+def test_a_language_model_generates_in_an_editable_install(kind: str, transformers: Any, tmp_path: Path) -> None:
+    module = language_model(transformers, *{**CAUSAL, **ENCODERS}[kind])
+    module.save_pretrained(tmp_path)
+    runnable = make_eager("net", f"transformers:{tmp_path}")
+    assert set(inspect.signature(runnable.methods["decode"]).parameters) == set(
+        generator(module).methods["decode"].kwargs
+    )
+    provenance: Any = SimpleNamespace(name="net", assets={}, arrays="torch")
+    model = LoadedModel(runnable, provenance)
+    given = prompts() if kind in CAUSAL else {name: each.flip(1) for name, each in prompts().items()}
+    first = {} if kind in CAUSAL else {"decoder_input_ids": torch.ones(4, 1, dtype=torch.int64)}
+    wanted = module.generate(**given, **OPTIONS, decoder_start_token_id=1, do_sample=False)
+    for each in (model, model.clone()):
+        assert torch.equal(each.generate(**given, **first, **OPTIONS), wanted)
 
 
 # A packaged model as a model of transformers
