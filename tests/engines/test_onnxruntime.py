@@ -568,6 +568,22 @@ def test_causal_and_scaled_attention_of_dynamic_sizes_is_eagers(tmp_path: Path) 
     assert "Attention" in model_operators(lowered)
 
 
+class Product(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x @ y
+
+
+def test_a_product_of_a_dynamic_batch_copies_no_argument(tmp_path: Path) -> None:
+    batch = Dim("batch", min=1, max=9)
+    calls = [(torch.randn(size, 4, 5, 8), torch.randn(size, 4, 8, 6)) for size in (3, 1)]
+    lowered = check(Product(), tmp_path, *calls, dynamic={"x": {0: batch}, "y": {0: batch}})
+    assert "Expand" not in model_operators(lowered)
+    single = [(torch.randn(size, 4, 5, 8), torch.randn(1, 4, 8, 6)) for size in (3, 1)]
+    assert "Expand" in model_operators(
+        check(Product(), tmp_path / "single", *single, dynamic={"x": {0: batch}, "y": None})
+    )
+
+
 class Attended(nn.Module):
     """Attention of given heads."""
 

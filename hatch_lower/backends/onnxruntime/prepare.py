@@ -67,7 +67,10 @@ class OnnxCopy(PartitionCopy):
         if is_nearest(node) and (factors := regular_factors(node)) is not None:
             args, kwargs = (args[0], None, factors), {}
         copied: Node
-        if is_floored(node):
+        if target is torch.ops.aten.expand.default and keeps_shape(node):
+            # ONNX Runtime copies a tensor whose dynamic sizes it cannot compare with the expansion's
+            copied = self._call(torch.ops.aten.alias.default, args[:1], {}, f"n{index}", node.meta["val"])
+        elif is_floored(node):
             copied = write_floored(partial(self._computed, index), node, *args[:2])
         elif target is torch.ops.aten.sigmoid.default and is_of_logarithm(node):
             copied = write_sigmoid(partial(self._computed, index), *args)
@@ -95,6 +98,11 @@ class OnnxCopy(PartitionCopy):
         if position == len(self.results):
             self.results.append(copied)
         return position if order is None else {"result": position, "permute": inverse(order)}
+
+
+def keeps_shape(node: Node) -> bool:
+    before, after = (each.meta["val"].shape for each in (node.all_input_nodes[0], node))
+    return [str(size) for size in before] == [str(size) for size in after]
 
 
 def is_of_logarithm(sigmoid: Node) -> bool:
