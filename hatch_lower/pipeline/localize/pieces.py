@@ -28,6 +28,7 @@ from hatch_lower.pipeline.random_inputs import copied_tensor
 from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.torch_private import tensors as trees
 
 METHOD = "piece"
 CONSTANTS_FILE = "constants.safetensors"
@@ -80,12 +81,13 @@ def lower_piece(piece: Piece, spec: DelegationSpec, store: Store) -> ExportedPro
 
 
 class Runner:
-    """A lowered program with flat inputs and outputs, loaded like an installed package."""
+    """A lowered program, loaded like an installed package, whose inputs and outputs are given as flat lists."""
 
     def __init__(self, program: ExportedProgram, folder: Path, store: Store) -> None:
         users = [node for _, node in user_inputs(program)]
         self._expected = [node.meta["val"] for node in users]
-        names = tuple(f"x{index}" for index in range(len(users)))
+        self._given: Any = program.call_spec.in_spec  # of a whole method: containers and keyword arguments, too
+        names = tuple(f"x{index}" for index in range(self._given.child(0).num_children))
         emitted = emit_program(METHOD, {METHOD: MethodToEmit(METHOD, program, names)})
         Packager(folder, METHOD, store).write_program("default", emitted)
         plan = emitted.plan
@@ -107,8 +109,9 @@ class Runner:
         call: Callable[..., Any] = self._executor.methods[METHOD]
         given = [lay_out_alike(value, expected) for value, expected in zip(inputs, self._expected, strict=True)]
         with torch.no_grad():
-            result = call(*given)
-        return list(result) if isinstance(result, (tuple, list)) else [result]
+            args, kwargs = trees.tree_unflatten(given, self._given)
+            result = call(*args, **kwargs)
+        return trees.tree_leaves(result)
 
 
 def is_static_tensor(tensor: torch.Tensor) -> bool:
