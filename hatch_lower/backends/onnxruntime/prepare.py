@@ -67,7 +67,7 @@ class OnnxCopy(PartitionCopy):
         if is_nearest(node) and (factors := regular_factors(node)) is not None:
             args, kwargs = (args[0], None, factors), {}
         copied: Node
-        if target is torch.ops.aten.expand.default and keeps_shape(node):
+        if target is torch.ops.aten.expand.default and expands_nothing(node):
             # ONNX Runtime copies a tensor whose dynamic sizes it cannot compare with the expansion's
             copied = self._call(torch.ops.aten.alias.default, args[:1], {}, f"n{index}", node.meta["val"])
         elif is_floored(node):
@@ -100,7 +100,7 @@ class OnnxCopy(PartitionCopy):
         return position if order is None else {"result": position, "permute": inverse(order)}
 
 
-def keeps_shape(node: Node) -> bool:
+def expands_nothing(node: Node) -> bool:
     before, after = (each.meta["val"].shape for each in (node.all_input_nodes[0], node))
     return [str(size) for size in before] == [str(size) for size in after]
 
