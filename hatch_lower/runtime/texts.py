@@ -115,7 +115,14 @@ def in_numpy(array: Any, arrays: Arrays) -> Any:
 
     if isinstance(array, arrays.kind):
         array = arrays.on_host(array)
-    return array.numpy() if hasattr(array, "numpy") else numpy.asarray(array)
+    if hasattr(array, "numpy"):
+        return array.numpy()
+    try:
+        return numpy.asarray(array)
+    except ValueError as error:
+        raise InputError(
+            "rows must have the same length", found=str(error), hint="make the arguments with `model.preprocess(texts)`"
+        ) from error
 
 
 def checked_texts(value: object, name: str) -> list[str]:

@@ -62,7 +62,7 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
         refuse_arguments(model.name, given)
         given = {"input_ids": ids}
     elif "attention_mask" in takes["start"] and "input_ids" in given:
-        words = given.get("attention_mask", np.ones(given["input_ids"].shape))
+        words = checked_mask(given.get("attention_mask"), given["input_ids"].shape)
         given["attention_mask"] = padding_mask(words)
         more["encoder_mask"] = in_library(given["attention_mask"], model.arrays)
     arrays = {name: in_library(each, model.arrays) for name, each in given.items()}
@@ -104,14 +104,7 @@ def checked_prompt(ids: Any, mask: Any, *, pads_left: bool) -> tuple[Any, Any]:
             found=f"{ids.dtype} of shape {ids.shape}",
             hint="one prompt is `[[…]]`; without a prompt, generation begins with the model's first token",
         )
-    visible = np.ones(ids.shape, dtype=bool) if mask is None else mask
-    if visible.shape != ids.shape or not np.isin(visible, (0, 1)).all():
-        raise InputError(
-            "a mask must be 1 at tokens and 0 at padding",
-            where="`attention_mask`",
-            found=f"{visible.dtype} of shape {visible.shape}",
-            hint=f"give a mask of shape {ids.shape}",
-        )
+    visible = checked_mask(mask, ids.shape)
     if pads_left and not visible[:, -1].all():
         raise InputError(
             "prompts of different lengths must be padded on the left",
@@ -119,7 +112,20 @@ def checked_prompt(ids: Any, mask: Any, *, pads_left: bool) -> tuple[Any, Any]:
             found="a row that ends with padding",
             hint="make the arguments with `model.preprocess(texts)`",
         )
-    return ids.astype(np.int64), visible.astype(bool)
+    return ids.astype(np.int64), visible
+
+
+def checked_mask(mask: Any, shape: tuple[int, ...]) -> Any:
+    """Return a mask as Booleans, true for `None`."""
+    found = np.ones(shape, dtype=np.bool_) if mask is None else mask
+    if found.shape != shape or not np.isin(found, (0, 1)).all():
+        raise InputError(
+            "a mask must be 1 at tokens and 0 at padding",
+            where="`attention_mask`",
+            found=f"{found.dtype} of shape {found.shape}",
+            hint=f"give a mask of shape {shape}",
+        )
+    return found.astype(np.bool_)
 
 
 def refuse_arguments(model: str, given: Mapping[str, Any]) -> None:

@@ -110,9 +110,9 @@ def sliding_mask(mask: Numbers, places: Numbers, window: int) -> Numbers:
     return mask & (places > places[-mask.shape[2] :, None] - window)
 
 
-def padding_mask(words: Any) -> Any:
+def padding_mask(words: Numbers) -> Numbers:
     """Return the mask of an encoder, bool of shape (rows, 1, 1, tokens)."""
-    return words[:, None, None, :].astype(np.bool_)
+    return words[:, None, None, :]
 
 
 class Sequences:

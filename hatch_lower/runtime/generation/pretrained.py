@@ -141,7 +141,7 @@ def flat(layers: Layers) -> list[Tensor]:
 
 
 def mask_of(words: Tensor | None, tokens: Tensor) -> Tensor:
-    return torch.from_numpy(padding_mask((torch.ones(tokens.shape) if words is None else words).numpy()))
+    return torch.from_numpy(padding_mask((torch.ones(tokens.shape) if words is None else words).bool().numpy()))
 
 
 def kept_layer(keys: Tensor, values: Tensor) -> Any:

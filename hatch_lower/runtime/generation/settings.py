@@ -41,6 +41,7 @@ SETTINGS = frozenset(
         *("no_repeat_ngram_size", "seed", "stop", "eos_token_id", "pad_token_id"),
     )
 )
+DRAWING = ("top_k", "top_p", "seed")  # arguments for drawn tokens
 
 
 class GenerationSettings(Frozen):
@@ -82,10 +83,8 @@ def settings_of(
     refuse_other_searches(model, found, chosen="temperature" in arguments)
     ends = token_ids(arguments.get("eos_token_id", found.get("eos_token_id")), "eos_token_id")
     padding = token_ids(arguments.get("pad_token_id", found.get("pad_token_id")), "pad_token_id") or ends or (0,)
-    temperature = arguments.get("temperature")
+    temperature = arguments.get("temperature", default_temperature(model, found, arguments))
     samples = found.get("do_sample") is True
-    if temperature is None:
-        temperature = found.get("temperature", 1.0) if samples else 0.0
     limits = {name: found[name] for name in ("top_k", "top_p") if samples and name in found}
     longest, least = found.get("max_length"), found.get("min_length", 0)
     begins = found.get("decoder_start_token_id", found.get("bos_token_id"))
@@ -123,6 +122,21 @@ def settings_of(
     if settings.repetition_penalty == 0:
         raise out_of_range("repetition_penalty", 0, "above 0")
     return settings
+
+
+def default_temperature(model: str, packaged: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
+    """Return the temperature of a call that names none: 0 if the configuration draws no tokens."""
+    if packaged.get("do_sample") is True:
+        return packaged.get("temperature", 1.0)
+    drawing = [name for name in DRAWING if name in arguments]
+    if drawing and "temperature" not in arguments:
+        raise InputError(
+            f"`{drawing[0]}` has no effect on the most likely token",
+            where=f"model `{model}`",
+            found="no `temperature`, and no `do_sample` in the configuration",
+            hint="name a `temperature` to draw tokens: 1.0 as the model has learned, less for likelier tokens",
+        )
+    return 0.0
 
 
 def refuse_other_searches(model: str, packaged: Mapping[str, Any], *, chosen: bool) -> None:
