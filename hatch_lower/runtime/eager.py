@@ -123,8 +123,12 @@ def signature_of_example(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> inspect.Signature:
     """Return a signature with the parameters that an example fills; `**options` becomes the names in the example."""
+    try:
+        filled = signature.bind(*args, **kwargs).arguments
+    except TypeError:  # nothing is exported here, which would refuse the example
+        return signature
     found = []
-    for name in signature.bind(*args, **kwargs).arguments:
+    for name in filled:
         parameter = signature.parameters[name]
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             own = signature.parameters.keys() - {name}
