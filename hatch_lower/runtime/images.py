@@ -42,6 +42,8 @@ SHORTEST = (
     "Siglip",
 )  # an integer is the shorter side
 SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
+CHANNELS = 3
+LARGEST = 1 << 14  # a side of an image
 WHOLE = 384  # ConvNeXt crops images below this size
 
 Numbers = Any  # an array of NumPy
@@ -62,6 +64,8 @@ class ImageReader(Frozen):
 
     def read(self, images: Sequence[Any]) -> Numbers:
         """Return the pixels of images, float32 of shape (images, channels, height, width)."""
+        if not images:
+            raise InputError("there is no image", where=f"model `{self.model}`", found="an empty list")
         found = [self._pixels(image) for image in images]
         if len({each.shape for each in found}) > 1:
             raise InputError(
@@ -77,9 +81,9 @@ class ImageReader(Frozen):
         if self.size is not None:
             sides = (image.height, image.width)
             if self.crop_part is None:
-                image = resized(image, target_sides(sides, self.size, self.model), self.resample)
+                image = resized(image, target_sides(sides, self.size), self.resample)
             else:
-                image = self._resize_convnext(image, self.size["shortest_edge"])
+                image = self._resize_convnext(image, self.size["shortest_edge"], self.crop_part)
         pixels = np.moveaxis(np.array(image), -1, 0)
         if self.crop is not None:
             pixels = center_crop(pixels, self.crop)
@@ -91,11 +95,10 @@ class ImageReader(Frozen):
             found = (found - self.mean) / self.deviation
         return np.ascontiguousarray(found, dtype=np.float32)
 
-    def _resize_convnext(self, image: Any, edge: int) -> Any:
+    def _resize_convnext(self, image: Any, edge: int, part: float) -> Any:
         if edge >= WHOLE:
             return resized(image, (edge, edge), self.resample)
-        assert self.crop_part is not None
-        sides = shortest_sides((image.height, image.width), int(edge / self.crop_part))
+        sides = shortest_sides((image.height, image.width), int(edge / part))
         whole = np.moveaxis(np.array(resized(image, sides, self.resample)), -1, 0)
         return to_image(np.moveaxis(center_crop(whole, (edge, edge)), 0, -1))
 
@@ -104,12 +107,14 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
     """Return the reader of images for the packaged `preprocessor_config.json`.
 
     Raises:
-        ProgramError: if the assets have no such file, or an image processor with other steps.
+        ProgramError: if the assets have no such file, or an image processor with other steps or impossible numbers.
     """
     file = PROCESSOR if PROCESSOR in assets or JOINT not in assets else JOINT
     config = read_asset(model, assets, file)
-    config = config.get("image_processor", {}) if file == JOINT else config
-    kind = config.get("image_processor_type") or config.get("feature_extractor_type") or ""
+    if file == JOINT:
+        inner = config.get("image_processor")
+        config = inner if isinstance(inner, Mapping) else {}
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "no kind")
     name = next((kind.removesuffix(suffix) for suffix in SUFFIXES if kind.endswith(suffix)), kind)
     if name not in PLAIN or config.get("do_pad"):
         raise ProgramError(
@@ -121,13 +126,13 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
     try:
         return ImageReader(
             model,
-            as_size(config["size"], square=name not in SHORTEST) if config.get("do_resize") else None,
-            int(config.get("resample", 2)),
+            resized_sides(config["size"], name) if config.get("do_resize") else None,
+            between(config.get("resample", 2), 0, 5),
             crop_sides(config["crop_size"]) if config.get("do_center_crop") else None,
             float(config["rescale_factor"]) if config.get("do_rescale", True) else None,
             channels(config["image_mean"]) if config.get("do_normalize") else None,
             channels(config["image_std"]) if config.get("do_normalize") else None,
-            float(config.get("crop_pct") or 224 / 256) if name == "ConvNext" else None,
+            between(config.get("crop_pct") or 224 / 256, 0.01, 1) if name == "ConvNext" else None,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProgramError(
@@ -152,10 +157,12 @@ def to_image(value: Any) -> Any:
         return value
     if isinstance(value, (str, Path)):
         try:
-            return Image.open(value)
-        except OSError as error:
+            with Image.open(value) as image:
+                return image.copy()
+        except Exception as error:  # the library raises many kinds for damaged files
+            found = f"{type(error).__name__}: {error}"
             raise InputError(
-                "a file is no image", where=str(value), found=str(error), hint="name another file"
+                "a file cannot be read as an image", where=str(value), found=found, hint="name another file"
             ) from error
     array = np.asarray(value)
     if array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))):
@@ -167,31 +174,42 @@ def to_image(value: Any) -> Any:
     )
 
 
-def as_size(value: Any, *, square: bool) -> Mapping[str, int]:
+def between(value: Any, least: float, most: float) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ValueError(f"{value!r} is no number from {least} to {most}")
+    return value
+
+
+def named_sides(value: Any, *, square: bool) -> Mapping[str, int]:
     if isinstance(value, int):
-        return {"height": value, "width": value} if square else {"shortest_edge": value}
-    return {name: int(side) for name, side in value.items() if side is not None}
+        value = {"height": value, "width": value} if square else {"shortest_edge": value}
+    return {name: int(between(side, 1, LARGEST)) for name, side in value.items() if side is not None}
+
+
+def resized_sides(value: Any, kind: str) -> Mapping[str, int]:
+    sides = named_sides(value, square=kind not in SHORTEST)
+    known = [{"shortest_edge"}] if kind == "ConvNext" else [{"shortest_edge"}, {"height", "width"}]
+    if set(sides) not in known:
+        raise ValueError(f"a size of {', '.join(sorted(sides)) or 'nothing'}")
+    return sides
 
 
 def crop_sides(value: Any) -> Sides:
-    size = as_size(value, square=True)
+    size = named_sides(value, square=True)
     return size["height"], size["width"]
 
 
 def channels(value: Any) -> Numbers:
-    return np.array([float(each) for each in value], dtype=np.float32).reshape(-1, 1, 1)
+    found = np.array([float(each) for each in value], dtype=np.float32).reshape(-1, 1, 1)
+    if len(found) != CHANNELS or not np.isfinite(found).all():
+        raise ValueError(f"{value!r} is no number for each of {CHANNELS} channels")
+    return found
 
 
-def target_sides(sides: Sides, size: Mapping[str, int], model: str) -> Sides:
-    if size.keys() == {"height", "width"}:
+def target_sides(sides: Sides, size: Mapping[str, int]) -> Sides:
+    if "height" in size:
         return size["height"], size["width"]
-    if size.keys() == {"shortest_edge"}:
-        return shortest_sides(sides, size["shortest_edge"])
-    raise ProgramError(
-        f"the image processor of model `{model}` has a size of an unknown kind",
-        found=", ".join(sorted(size)),
-        hint="call the model with `pixel_values` of transformers' own processor",
-    )
+    return shortest_sides(sides, size["shortest_edge"])
 
 
 def shortest_sides(sides: Sides, edge: int) -> Sides:

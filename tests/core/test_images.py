@@ -98,8 +98,14 @@ def test_a_processor_of_texts_and_images_has_the_configuration_in_its_own(tmp_pa
     ("config", "what"),
     [
         ({"image_processor_type": "DetrImageProcessor"}, "has steps that need transformers"),
+        ({"image_processor_type": 3}, "has steps that need transformers"),
         ({"do_pad": True}, "has steps that need transformers"),
         ({"size": "large"}, "a packaged configuration cannot be used"),
+        ({"size": {"longest_edge": 8}}, "a packaged configuration cannot be used"),
+        ({"size": {"height": 0, "width": 8}}, "a packaged configuration cannot be used"),
+        ({"image_processor_type": "ConvNextImageProcessor"}, "a packaged configuration cannot be used"),
+        ({"resample": 9}, "a packaged configuration cannot be used"),
+        ({"image_std": [0.5]}, "a packaged configuration cannot be used"),
         ({"image_mean": None}, "a packaged configuration cannot be used"),
     ],
 )
@@ -113,10 +119,18 @@ def test_an_unknown_configuration_is_refused(config: Mapping[str, Any], what: st
 def test_a_wrong_image_is_refused(tmp_path: Path, pillow: Any) -> None:
     own = reader(tmp_path)
     (tmp_path / "text.png").write_text("no image")
-    for wrong in (numpy.zeros((3, 8, 8), numpy.uint8), numpy.zeros((8, 8, 3)), tmp_path / "text.png", 3):
+    pictures(pillow)[0].save(tmp_path / "whole.png")
+    (tmp_path / "part.png").write_bytes((tmp_path / "whole.png").read_bytes()[:900])
+    for wrong in (
+        numpy.zeros((3, 8, 8), numpy.uint8),
+        numpy.zeros((8, 8, 3)),
+        tmp_path / "text.png",
+        tmp_path / "part.png",
+        3,
+    ):
         with pytest.raises(InputError):
             own.read([wrong])
-    with pytest.raises(ProgramError, match="has a size of an unknown kind"):
-        reader(tmp_path, size={"longest_edge": 8}).read(pictures(pillow)[:1])
+    with pytest.raises(InputError, match="there is no image"):
+        own.read([])
     with pytest.raises(InputError, match="images of one call must have the same size"):
         reader(tmp_path, do_resize=False).read(pictures(pillow))
