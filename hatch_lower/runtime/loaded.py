@@ -147,18 +147,19 @@ class LoadedModel:
         """
         from hatch_lower.runtime.texts import checked_texts
 
+        found: dict[str, Any] = {}
         if images is not None:
             from hatch_lower.runtime.images import image_reader
 
             several = list(images) if isinstance(images, (list, tuple)) else [images]
-            pixels = {"pixel_values": self._in_library(image_reader(self.name, self.assets).read(several))}
-            return pixels if text is None else {**self.preprocess(text, pair), **pixels}
-        texts = checked_texts(text, "text")
-        pairs = None if pair is None else checked_texts(pair, "pair")
-        if pairs is not None and len(pairs) != len(texts):
-            raise InputError("each text needs one second text", found=f"{len(texts)} texts, {len(pairs)} of `pair`")
-        found = self._text_reader().read(texts, pairs)
-        if "decode" in self.methods:  # of a language model
+            found["pixel_values"] = image_reader(self.name, self.assets).read(several)
+        if text is not None or pair is not None or images is None:
+            texts = checked_texts(text, "text")
+            pairs = None if pair is None else checked_texts(pair, "pair")
+            if pairs is not None and len(pairs) != len(texts):
+                raise InputError("each text needs one second text", found=f"{len(texts)} texts, {len(pairs)} of `pair`")
+            found |= self._text_reader().read(texts, pairs)
+        if self._generates:
             parameters: Collection[str] = ("input_ids", "attention_mask")
         else:
             self._check_method("forward")
@@ -172,12 +173,14 @@ class LoadedModel:
             tokens: integers of shape (rows, tokens).
 
         Raises:
+            InputError: for other tokens.
             ProgramError: if the assets have no `tokenizer.json`, or the library tokenizers is not installed.
         """
-        from hatch_lower.runtime.texts import in_numpy
+        from hatch_lower.runtime.texts import checked_tokens, in_numpy
 
+        rows = checked_tokens(in_numpy(tokens, arrays_of(self)))
         reader = self._text_reader()
-        return [reader.text(row) for row in in_numpy(tokens, arrays_of(self)).tolist()]
+        return [reader.text(row) for row in rows.tolist()]
 
     def generate(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
         """Return the prompt and new tokens of each row, int64 of shape (rows, tokens), padded at the end.
@@ -212,6 +215,10 @@ class LoadedModel:
 
         return transformers_model(self._language_model())
 
+    @property
+    def _generates(self) -> bool:
+        return {"start", "decode"} <= self.methods.keys()
+
     def _begin(self, arguments: Mapping[str, Any]) -> tuple[Any, Iterator[Any]]:
         from hatch_lower.runtime.generation.calls import begin
 
@@ -232,7 +239,7 @@ class LoadedModel:
 
         if self._reader is None:
             self._reader = TextReader(self.name, self.assets)
-            if "decode" in self.methods and "cross" not in inspect.signature(self.methods["decode"]).parameters:
+            if self._generates and "cross" not in inspect.signature(self.methods["decode"]).parameters:
                 self._reader.pad_left()  # the next token follows the last
         return self._reader
 

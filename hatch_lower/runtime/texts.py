@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 SENTENCES = "sentence_bert_config.json"  # an encoder of sentences may read less than its tokenizer
+MOST = 1 << 32  # numbers of tokens that a tokenizer can hold
 UNLIMITED = 1_000_000  # tokens; a larger `model_max_length` stands for no limit
 
 
@@ -131,6 +132,21 @@ def checked_texts(value: object, name: str) -> list[str]:
         return list(texts)
     raise InputError(
         f"`{name}` must be a text, or a list of texts", found=f"{value!r:.80}", hint="give at least one text"
+    )
+
+
+def checked_tokens(tokens: Any) -> Any:
+    """Return an array of NumPy if a tokenizer can decode its rows."""
+    if (
+        tokens.ndim == 2
+        and tokens.dtype.kind in "iu"
+        and (tokens.size == 0 or 0 <= tokens.min() <= tokens.max() < MOST)
+    ):
+        return tokens
+    raise InputError(
+        "tokens must be integers from 0 on, of shape (rows, tokens)",
+        found=f"{tokens.dtype} of shape {tokens.shape}",
+        hint="give the result of `generate`",
     )
 
 

@@ -131,6 +131,20 @@ def test_a_row_that_has_ended_gets_padding() -> None:
     assert found == [[7, 8, 8, 8], sums([0, 1, 2], 4)]
 
 
+@pytest.mark.parametrize("padding", [8, WORDS, 10**6])
+def test_padding_that_the_model_does_not_have_is_not_passed_to_the_model(padding: int) -> None:
+    found = tokens_of(
+        language_model(),
+        input_ids=[[1, 2, 4], [0, 1, 2]],
+        max_new_tokens=4,
+        eos_token_id=[14, 10**6],
+        pad_token_id=padding,
+        repetition_penalty=1.00001,
+        min_new_tokens=1,
+    )
+    assert found[0][2:] == [padding, padding]
+
+
 def test_generation_ends_when_all_rows_have_ended() -> None:
     adder = Adder()
     assert tokens_of(language_model(adder), input_ids=[[1, 2, 4]], max_new_tokens=9, eos_token_id=14) == [[7, 14]]
@@ -257,6 +271,14 @@ def test_the_longest_sequence_is_computed() -> None:
     assert len(tokens_of(language_model(), input_ids=[[1, 2]], max_new_tokens=LONGEST - 1)[0]) == LONGEST - 1
 
 
+def test_tokens_of_a_configuration_that_the_model_does_not_have(tmp_path: Path) -> None:
+    suppressed = language_model(None, tmp_path, suppress_tokens=[7, WORDS], begin_suppress_tokens=[WORDS + 1])
+    assert tokens_of(suppressed, input_ids=[[1, 2, 4]], max_new_tokens=1) != [[7]]
+    with pytest.raises(InputError, match="a token is out of range") as error:
+        tokens_of(language_model(None, tmp_path, forced_bos_token_id=WORDS), input_ids=[[1]], max_new_tokens=1)
+    assert error.value.where == "`generation_config.json`"
+
+
 @pytest.mark.parametrize("packaged", [{"num_beams": 4}, {"penalty_alpha": 0.6}, {"bad_words_ids": [[3]]}])
 def test_a_configuration_that_needs_transformers_is_refused(packaged: Mapping[str, Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot do what its configuration asks for") as error:
@@ -305,6 +327,12 @@ def test_a_large_vocabulary_is_not_sorted_as_a_whole() -> None:
         order = np.argsort(-weights)
         wanted = order[: int(np.searchsorted(weights[order].cumsum(), top_p * weights.sum())) + 1]
         assert set(tokens.tolist()) == set(wanted.tolist())
+
+
+def test_a_temperature_close_to_0_draws_the_most_likely_token() -> None:
+    logits = np.random.default_rng(0).normal(size=(2, 30)).astype(np.float32)
+    drawn = chooser(2, temperature=1e-320, seed=0).choose(logits.copy(), np.zeros((2, 1), int), 1)
+    assert drawn.tolist() == logits.argmax(1).tolist()
 
 
 def test_a_row_draws_the_same_tokens_beside_other_rows() -> None:

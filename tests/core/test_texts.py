@@ -34,13 +34,20 @@ def tokenizer_of(folder: Path, **config: Any) -> Mapping[str, Path]:
     return {path.name: path for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize("wrong", [[1, 2], [[-100]], [[0.5]], [[1 << 40]]])
+def test_other_values_than_rows_of_tokens_have_no_text(wrong: Any, tmp_path: Path) -> None:
+    model = loaded(tokenizer_of(tmp_path))
+    assert model.texts([[4, 7, 6]]) == ["a good film"]
+    with pytest.raises(InputError, match="tokens must be integers from 0 on"):
+        model.texts(wrong)
+
+
 def loaded(assets: Mapping[str, Path], library: str = "numpy") -> LoadedModel:
     def forward(input_ids: Any, attention_mask: Any) -> Any:
         return input_ids
 
-    runnable: Any = SimpleNamespace(
-        methods={"forward": forward}, arrays=SimpleNamespace(name=library, placed=lambda array: array)
-    )
+    arrays = SimpleNamespace(name=library, kind=numpy.ndarray, placed=lambda array: array, on_host=lambda array: array)
+    runnable: Any = SimpleNamespace(methods={"forward": forward}, arrays=arrays)
     provenance: Any = SimpleNamespace(name="reviews", assets=assets)
     return LoadedModel(runnable, provenance)
 

@@ -67,7 +67,9 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
         more["encoder_mask"] = in_library(given["attention_mask"], model.arrays)
     arrays = {name: in_library(each, model.arrays) for name, each in given.items()}
     started = model.methods["start"](**arrays)
-    check_tokens(ids, int(started["vocabulary"]))
+    check_tokens(ids, int(started["vocabulary"]), "`input_ids`")
+    forced = [token for token in (settings.forced_first, settings.forced_last) if token is not None]
+    check_tokens(np.array(forced, dtype=np.int64), int(started["vocabulary"]), f"`{GENERATION}`")
     check_length(model.name, ids.shape[1], settings, int(started["longest"]))
     stopped = partial(has_stop, model.reader(), settings.stops, ids[:, -BEFORE:]) if settings.stops else never
     if has_encoder:
@@ -137,11 +139,11 @@ def refuse_arguments(model: str, given: Mapping[str, Any]) -> None:
         )
 
 
-def check_tokens(ids: Any, vocabulary: int) -> None:
+def check_tokens(ids: Any, vocabulary: int, where: str) -> None:
     if (wrong := ids[(ids < 0) | (ids >= vocabulary)]).size:
         raise InputError(
             "a token is out of range",
-            where="`input_ids`",
+            where=where,
             found=str(wrong[0]),
             hint=f"give tokens from 0 to {vocabulary - 1}",
         )

@@ -38,26 +38,32 @@ class Chooser:
             for row, tokens in zip(logits, before, strict=True):
                 row[repeated(tokens, settings.no_repeat_ngram_size)] = NEVER
         if count < settings.min_new_tokens:
-            logits[:, list(settings.ends)] = NEVER
+            exclude(logits, settings.ends)
         length = len(before[0])
         if settings.forced_first is not None and length == 1:
             return np.full(len(logits), settings.forced_first)
         if settings.forced_last is not None and count == settings.max_new_tokens - 1:
             return np.full(len(logits), settings.forced_last)
-        logits[:, list(settings.never)] = NEVER
+        exclude(logits, settings.never)
         if count == 0 or (settings.forced_first is not None and length == 2):
-            logits[:, list(settings.never_first)] = NEVER
+            exclude(logits, settings.never_first)
         if settings.temperature == 0:
             return logits.argmax(1)
         return np.array([self._draw(row, each) for row, each in enumerate(logits)], dtype=np.int64)
 
     def _draw(self, row: int, logits: Any) -> int:
         settings = self._settings
-        scores = logits.astype(np.float64) / settings.temperature
-        tokens, weights = likely_tokens(np.exp(scores - scores.max()), settings.top_k, settings.top_p)
+        with np.errstate(over="ignore"):  # of a temperature close to 0
+            scores = (logits.astype(np.float64) - logits.max()) / settings.temperature
+        tokens, weights = likely_tokens(np.exp(scores), settings.top_k, settings.top_p)
         sums = weights.cumsum()
         drawn = self._random[row].random() * sums[-1]
         return int(tokens[min(int(np.searchsorted(sums, drawn, side="right")), len(sums) - 1)])
+
+
+def exclude(logits: Any, tokens: Sequence[int]) -> None:
+    # a configuration may name tokens that the model does not have
+    logits[:, [token for token in tokens if token < logits.shape[1]]] = NEVER
 
 
 def likely_tokens(weights: Any, top_k: int, top_p: float) -> tuple[Ids, Any]:

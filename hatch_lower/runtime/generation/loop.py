@@ -145,11 +145,12 @@ class Sequences:
         return int(self._count - self._prompt)
 
     def add(self, chosen: Numbers) -> Numbers:
-        """Append a token to each row, padding to rows that have ended, and return these tokens."""
+        """Append a token to each row, and return these tokens, with padding for rows that have ended."""
         added = np.where(self.ended, self._settings.padding, chosen)
-        self._tokens[:, self._count] = added
+        # the model may have no token for padding
+        self._tokens[:, self._count] = np.where(self.ended, 0, chosen)
         self._count += 1
-        self.ended |= np.isin(added, self._settings.ends)
+        self.ended |= np.isin(chosen, self._settings.ends)
         return added
 
 
@@ -178,5 +179,5 @@ def generated(
         if settings.stops:
             for row in np.flatnonzero(~sequences.ended):
                 sequences.ended[row] = stopped(int(row), sequences.tokens[row, -sequences.new :])
-        tokens = added[:, None]
+        tokens = sequences.tokens[:, -1:]
         yield added
