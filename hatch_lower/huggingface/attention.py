@@ -66,12 +66,18 @@ def apart_attention(  # noqa: PLR0913 (the arguments of transformers)
         query: of shape (batch, heads, tokens, dimensions).
         key, value: of the call's tokens, with as many heads as the buffer.
         attention_mask: bool of shape (batch, 1, tokens, keys of the buffer and of the tokens).
+        scaling: factor of the scores; default: the root of 1 / dimensions.
+        softcap: limit of the scores' size.
+        position_bias, s_aux: further scores.
+
+    Raises:
+        NotImplementedError: for further scores.
     """
     earlier = getattr(key, EARLIER, None)
+    if position_bias is not None or s_aux is not None or (earlier is None and softcap is not None):
+        raise NotImplementedError("attention with further scores")
     if earlier is None:  # of an encoder, or between a decoder and its encoder
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    if position_bias is not None or s_aux is not None:
-        raise NotImplementedError("attention with further scores")
     batch, heads, tokens, size = query.shape
     kept = key.shape[1]
     parts = [(each.flatten(0, 1), more.flatten(0, 1)) for each, more in (earlier, (key, value))]

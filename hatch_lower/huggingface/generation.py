@@ -144,9 +144,8 @@ class Generator(torch.nn.Module):
     def _mask(self, sees: Tensor) -> Tensor:
         return torch.where(sees, 0.0, torch.finfo(torch.float32).min) if self.form.adds_masks else sees
 
-    def _own_cache(self, cache: Layers, position_ids: Tensor | None) -> DynamicCache:
+    def _own_cache(self, cache: Layers, position_ids: Any) -> DynamicCache:
         if self.form.is_apart:
-            assert position_ids is not None
             return ApartCache(cache, position_ids[0, 0])
         return OwnCache(cache, self.form.unseen)
 

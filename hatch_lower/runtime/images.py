@@ -127,12 +127,12 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
         return ImageReader(
             model,
             resized_sides(config["size"], name) if config.get("do_resize") else None,
-            between(config.get("resample", 2), 0, 5),
+            number_from(config.get("resample", 2), 0, 5),
             crop_sides(config["crop_size"]) if config.get("do_center_crop") else None,
             float(config["rescale_factor"]) if config.get("do_rescale", True) else None,
             channels(config["image_mean"]) if config.get("do_normalize") else None,
             channels(config["image_std"]) if config.get("do_normalize") else None,
-            between(config.get("crop_pct") or 224 / 256, 0.01, 1) if name == "ConvNext" else None,
+            number_from(config.get("crop_pct") or 224 / 256, 0.01, 1) if name == "ConvNext" else None,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProgramError(
@@ -174,7 +174,7 @@ def to_image(value: Any) -> Any:
     )
 
 
-def between(value: Any, least: float, most: float) -> Any:
+def number_from(value: Any, least: float, most: float) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise ValueError(f"{value!r} is no number from {least} to {most}")
     return value
@@ -183,7 +183,7 @@ def between(value: Any, least: float, most: float) -> Any:
 def named_sides(value: Any, *, square: bool) -> Mapping[str, int]:
     if isinstance(value, int):
         value = {"height": value, "width": value} if square else {"shortest_edge": value}
-    return {name: int(between(side, 1, LARGEST)) for name, side in value.items() if side is not None}
+    return {name: int(number_from(side, 1, LARGEST)) for name, side in value.items() if side is not None}
 
 
 def resized_sides(value: Any, kind: str) -> Mapping[str, int]:

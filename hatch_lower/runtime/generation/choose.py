@@ -38,15 +38,15 @@ class Chooser:
             for row, tokens in zip(logits, before, strict=True):
                 row[repeated(tokens, settings.no_repeat_ngram_size)] = NEVER
         if count < settings.min_new_tokens:
-            exclude(logits, settings.ends)
+            leave_out(logits, settings.ends)
         length = len(before[0])
         if settings.forced_first is not None and length == 1:
             return np.full(len(logits), settings.forced_first)
         if settings.forced_last is not None and count == settings.max_new_tokens - 1:
             return np.full(len(logits), settings.forced_last)
-        exclude(logits, settings.never)
+        leave_out(logits, settings.never)
         if count == 0 or (settings.forced_first is not None and length == 2):
-            exclude(logits, settings.never_first)
+            leave_out(logits, settings.never_first)
         if settings.temperature == 0:
             return logits.argmax(1)
         return np.array([self._draw(row, each) for row, each in enumerate(logits)], dtype=np.int64)
@@ -61,7 +61,7 @@ class Chooser:
         return int(tokens[min(int(np.searchsorted(sums, drawn, side="right")), len(sums) - 1)])
 
 
-def exclude(logits: Any, tokens: Sequence[int]) -> None:
+def leave_out(logits: Any, tokens: Sequence[int]) -> None:
     # a configuration may name tokens that the model does not have
     logits[:, [token for token in tokens if token < logits.shape[1]]] = NEVER
 
