@@ -26,6 +26,8 @@ ASSETS = (
 )
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+INDEX = "model.safetensors.index.json"
+PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 NOT_READ = "pooler."  # parameters of transformers' own pooling: an encoder of sentences pools its tokens itself
 
 
@@ -53,6 +55,7 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
 
     from hatch_lower.huggingface.declare import generator, model
 
+    refuse_other_weights(folder, kinds[0].__name__, where)
     options = {"local_files_only": True, "use_safetensors": True, "dtype": float32, "output_loading_info": True}
     module, report = first_loaded(
         kinds, folder, options, f"task `{checkpoint.task}`, architecture `{config.get('model_type')}`", where
@@ -74,6 +77,7 @@ def encoder_model(folder: Path, where: str) -> Model:
             hint="name a folder that `encoder.save(folder)` wrote, or use `transformers`",
         )
     read_checkpoint_config(parts[0], where)
+    refuse_other_weights(parts[0], "AutoModel", where)
     from torch import float32
 
     from hatch_lower.huggingface.sentences import inner_model, sentence_model
@@ -167,6 +171,39 @@ def first_loaded(kinds: Iterable[Any], folder: Path, options: dict[str, Any], as
         found=asked,
         hint="remove `task`: the class that wrote the checkpoint is then taken",
     )
+
+
+def refuse_other_weights(folder: Path, kind: str, where: str) -> None:
+    """Refuse a folder without weights in safetensors files, or with a part of them.
+
+    Args:
+        folder: of a model of transformers.
+        kind: the class that loads the weights, for the line that converts pickled ones.
+        where: the setting, for errors.
+    """
+    missing = sorted(name for name in indexed_weights(folder) if not (folder / name).is_file())
+    if not missing and files_like(folder, WEIGHTS[:1]):
+        return
+    pickled = files_like(folder, PICKLED)
+    found = f"no file {', '.join(f'`{name}`' for name in missing or WEIGHTS[:1])} in {folder}"
+    hint = "copy the weights into the folder; if git keeps them elsewhere, fetch them first"
+    if pickled and not missing:
+        found = f"pickled weights alone: {', '.join(f'`{path.name}`' for path in pickled)}"
+        place = repr(str(folder))
+        line = f"from transformers import {kind} as m; m.from_pretrained({place}).save_pretrained({place})"
+        hint = f'convert the weights if you trust their author, because a pickle may run code: python -c "{line}"'
+    raise EntryPointError(
+        "a checkpoint must have its weights in safetensors files", where=where, found=found, hint=hint
+    )
+
+
+def indexed_weights(folder: Path) -> set[str]:
+    """Return the names of the files in the index of a checkpoint in parts; none without an index."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return {str(name) for name in index["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def classes_of(transformers: Any, config: dict[str, Any], task: str, where: str) -> list[Any]:

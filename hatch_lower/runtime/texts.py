@@ -168,6 +168,8 @@ def asset_path(model: str, assets: Mapping[str, Path], name: str) -> Path:
             f"model `{model}` has no file `{name}`",
             where="its assets",
             found=", ".join(f"`{each}`" for each in sorted(assets)) or "none",
-            hint="declare the model with `transformers`, or name the file in `assets`",
+            hint="write the file into the checkpoint: `AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`"
+            if name == TOKENIZER and TOKENIZER_CONFIG in assets
+            else "declare the model with `transformers`, or name the file in `assets`",
         )
     return assets[name]

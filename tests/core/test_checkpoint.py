@@ -168,9 +168,35 @@ def test_a_folder_without_a_usable_checkpoint_is_refused(
 def test_a_checkpoint_without_weights_is_an_error_of_the_setting(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     root = folder.parents[1]
-    with pytest.raises(EntryPointError, match="the entry point failed") as error:
+    with pytest.raises(EntryPointError, match="must have its weights in safetensors files") as error:
         discover(EntryPoint("reviews", "transformers:models/reviews", root))
     assert error.value.where == 'model `reviews`, `transformers = "models/reviews"`'
+
+
+def test_pickled_weights_are_refused_with_the_line_that_converts_them(folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    checkpoint = CheckpointFolder(str(folder), "")
+    with pytest.raises(EntryPointError, match="must have its weights in safetensors files") as error:
+        checkpoint_model(checkpoint, Path(), "here")
+    assert error.value.found == "pickled weights alone: `pytorch_model.bin`"
+    _, _, line = error.value.hint.partition('python -c "')
+    exec(line.removesuffix('"'), {})
+    assert set(checkpoint_model(checkpoint, Path(), "here").methods) == {"forward"}
+
+
+def test_a_checkpoint_in_parts_is_whole(transformers: Any, tmp_path: Path) -> None:
+    bert(transformers).save_pretrained(tmp_path, max_shard_size="20KB")
+    checkpoint = CheckpointFolder(str(tmp_path), "")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert set(checkpoint_model(checkpoint, Path(), "here").methods) == {"forward"}
+    (lost, *_) = sorted(tmp_path.glob("*.safetensors"))
+    lost.unlink()
+    with pytest.raises(EntryPointError, match="must have its weights in safetensors files") as error:
+        checkpoint_model(checkpoint, Path(), "here")
+    assert error.value.found == f"no file `{lost.name}` in {tmp_path}"
 
 
 def test_discovery_returns_the_model_of_a_checkpoint(folder: Path) -> None:

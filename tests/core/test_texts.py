@@ -42,6 +42,14 @@ def test_other_values_than_rows_of_tokens_have_no_text(wrong: Any, tmp_path: Pat
         model.texts(wrong)
 
 
+def test_a_tokenizer_in_another_format_is_refused_with_its_conversion(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ProgramError, match=r"has no file `tokenizer\.json`") as error:
+        loaded({path.name: path for path in tmp_path.iterdir()}).preprocess("a film")
+    assert "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)" in error.value.hint
+
+
 def loaded(assets: Mapping[str, Path], library: str = "numpy") -> LoadedModel:
     def forward(input_ids: Any, attention_mask: Any) -> Any:
         return input_ids
