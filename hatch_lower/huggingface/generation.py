@@ -249,18 +249,15 @@ def checked_generator(model: PreTrainedModel) -> Generator:
 
 
 def is_like_model(made: Generator) -> bool:
-    """Compare two calls of `decode` with one call of the model, and a row that begins with padding."""
-    model = made.model
+    """Compare two calls of `decode` with a call of the model; the last row has padding, if possible in the encoder."""
     ids = torch.randint(0, made.vocabulary, (BATCH, TOKENS + 2))
-    main = model.main_input_name
-    inputs = {main: made_inputs(model)[main].value} if made.has_encoder else {main: ids}
-    given = {**inputs, "decoder_input_ids": ids} if made.has_encoder else inputs
-    expected = model(**given, use_cache=False).logits[:, -2:]
+    expected, inputs = expected_logits(made, ids)
     started = made.start(**inputs)
     more: dict[str, Any] = {name: started[name] for name in ("cross",) if name in started}
+    if made.has_encoder_mask:
+        more["encoder_mask"] = inputs["attention_mask"]
     mask, positions = example_mask(BATCH, TOKENS + 2, 1), torch.arange(TOKENS + 2).repeat(BATCH, 1)
-    if "position_ids" in made.parameter_names:  # the last row begins with padding
-        expected[-1] = model(input_ids=ids[-1:, 1:], use_cache=False).logits[0, -2:]
+    if not made.has_encoder:
         mask[-1, :, 1:, 1] = False
         positions[-1] = (positions[-1] - 1).clamp(min=0)
     places = torch.arange(TOKENS + 3)
@@ -275,6 +272,23 @@ def is_like_model(made: Generator) -> bool:
         logits, found = made.decode(ids[:, begin:end], seen, torch.eye(end - begin)[-2:], cache, **more)
         cache = written(cache, found) if made.form.is_apart else found
     return torch.allclose(logits, expected, rtol=1e-3, atol=1e-4)
+
+
+def expected_logits(made: Generator, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the model's logits of the last two tokens without a cache, and the inputs of `start` for the same rows."""
+    model, main = made.model, made.model.main_input_name
+    if not made.has_encoder:
+        logits = model(input_ids=ids, use_cache=False).logits[:, -2:]
+        logits[-1] = model(input_ids=ids[-1:, 1:], use_cache=False).logits[0, -2:]
+        return logits, {main: ids}
+    inputs = {main: made_inputs(model)[main].value}
+    more = {}
+    if made.has_encoder_mask:
+        more["attention_mask"] = torch.ones_like(inputs[main])
+        more["attention_mask"][-1, -2:] = 0
+        inputs["attention_mask"] = more["attention_mask"][:, None, None].bool()
+    given = {main: inputs[main], **more, "decoder_input_ids": ids}
+    return model(**given, use_cache=False).logits[:, -2:], inputs
 
 
 def written(cache: Layers, new: Layers) -> Layers:

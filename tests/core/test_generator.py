@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hatch_lower.config.checkpoint import CheckpointFolder
-from hatch_lower.errors import EntryPointError, ProgramError
+from hatch_lower.errors import EntryPointError, InputError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.huggingface import as_pretrained, generator
 from hatch_lower.huggingface.checkpoint import checkpoint_model
@@ -115,6 +115,30 @@ def test_tokens_after_an_encoder_are_those_of_transformers(kind: str, transforme
     )
     model = loaded(generator(module))
     assert torch.equal(model.generate(**given, decoder_input_ids=first, **OPTIONS), wanted)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_an_encoder_sees_no_padding(attention: str, transformers: Any) -> None:
+    module = language_model(transformers, *ENCODERS["absolute positions"])
+    module.set_attn_implementation(attention)  # the second adds a mask to its scores
+    given = {name: each.flip(1) for name, each in prompts().items()}
+    first, mask = torch.ones(4, 1, dtype=torch.int64), given["attention_mask"][:, None, None].bool()
+    made: Any = generator(module).module
+    with torch.no_grad():
+        wanted = module(**given, decoder_input_ids=first).logits
+        started = made.start(input_ids=given["input_ids"], attention_mask=mask)
+        options = {"position_ids": first - 1, "cross": started["cross"], "encoder_mask": mask}
+        sees = torch.tensor([False, True]).expand(4, 1, 1, 2)
+        logits, _ = made.decode(first, sees, torch.eye(1), started["cache"], **options)
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_decoder_after_an_encoder_takes_no_padding(transformers: Any) -> None:
+    model = loaded(generator(language_model(transformers, *ENCODERS["absolute positions"])))
+    first = {"decoder_input_ids": torch.ones(4, 2, dtype=torch.int64)}
+    first["decoder_attention_mask"] = torch.tensor([[0, 1]] * 4)
+    with pytest.raises(InputError, match="the first tokens of a decoder have no padding"):
+        model.generate(**prompts(), **first, **OPTIONS)
 
 
 @pytest.mark.parametrize("options", [{"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 24}])

@@ -107,6 +107,13 @@ def checked_prompt(ids: Any, mask: Any, *, pads_left: bool) -> tuple[Any, Any]:
             hint="one prompt is `[[…]]`; without a prompt, generation begins with the model's first token",
         )
     visible = checked_mask(mask, ids.shape)
+    if not pads_left and not visible.all():
+        raise InputError(
+            "the first tokens of a decoder have no padding",
+            where="`decoder_attention_mask`",
+            found="a row with padding",
+            hint="give rows of different lengths in calls of their own",
+        )
     if pads_left and not visible[:, -1].all():
         raise InputError(
             "prompts of different lengths must be padded on the left",
