@@ -570,7 +570,7 @@ def test_a_file_system_that_is_not_installed_is_said_once(tmp_path: Path, monkey
 
 def test_an_object_store_that_speaks_s3(tmp_path: Path) -> None:
     pytest.importorskip("s3fs", reason="needs s3fs")
-    pytest.importorskip("moto.server", reason="needs moto[server]")
+    pytest.importorskip("moto.server", reason="needs moto and flask")
     boto = pytest.importorskip("botocore.session", reason="needs botocore")
     script = (
         "import time\n"
