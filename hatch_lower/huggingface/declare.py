@@ -51,6 +51,7 @@ def generator(module: PreTrainedModel) -> Model:
 
     `LoadedModel.generate` and `LoadedModel.stream` call the methods. `start` takes what the model's encoder takes, or
     the prompt, and returns an empty cache; `decode` takes tokens and the cache, and returns logits and the next cache.
+    A model that reads images has the methods `encode_image` and `embed`, too, and its `decode` takes their results.
 
     Args:
         module: a causal model, or an encoder with a decoder, in the mode to export. Its configuration is changed:
@@ -59,9 +60,11 @@ def generator(module: PreTrainedModel) -> Model:
     Raises:
         EntryPointError: if the model has no cache of keys and values, or computes other logits with a cache.
     """
-    from hatch_lower.huggingface.generation import generation_model
+    from hatch_lower.huggingface.generation import Generator, generation_model
+    from hatch_lower.huggingface.vision import ImageGenerator, reads_images
 
-    return generation_model(checked_module(module, "generator"))
+    checked_module(module, "generator")
+    return generation_model(module, ImageGenerator if reads_images(module) else Generator)
 
 
 def as_pretrained(model: Any) -> PreTrainedModel:

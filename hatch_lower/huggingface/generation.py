@@ -49,6 +49,17 @@ class CacheForm(Frozen):
 FORMS = (CacheForm(True), CacheForm(False), CacheForm(False, 1, True), CacheForm(False, 0), CacheForm(False, 0, True))
 
 
+class Trial(Frozen):
+    """A sequence for the comparison of `decode` with the model."""
+
+    tokens: Tensor  # as `decode` takes tokens, of shape (batch, tokens, …)
+    sees: Tensor  # bool of shape (batch, 1, tokens, 1 + tokens), with a key that belongs to no token
+    positions: Tensor  # int64 of shape (batch, tokens)
+    inputs: dict[str, Tensor]  # of `start`
+    expected: Tensor  # logits of the last two tokens
+    near: Tensor  # bool, broadcast to the shape of `sees`: keys that a sliding layer sees at any distance
+
+
 class OwnCache(DynamicCache):
     """A cache of a decoder's own tokens, whose first `unseen` keys do not count as positions."""
 
@@ -77,15 +88,16 @@ class Generator(torch.nn.Module):
         self.parameter_names = frozenset(inspect.signature(model.forward).parameters)
         self.vocabulary = model.get_input_embeddings().num_embeddings
         self.has_encoder = bool(model.config.is_encoder_decoder)
+        self.main = model.main_input_name if self.has_encoder else "input_ids"
         self.longest = longest_text(model.get_decoder() if self.has_encoder else model)
         self.takes_positions = form.is_apart or "position_ids" in self.parameter_names
         self.window = sliding_window(self.text_config)
-        self.has_encoder_mask = self.has_encoder and model.main_input_name == "input_ids"
+        self.has_encoder_mask = self.has_encoder and self.main == "input_ids"
         self.shapes = self._cache_shapes()
 
     def start(self, **inputs: Tensor) -> dict[str, Any]:
         """Return the cache before the first token, and the model's sizes; the window is 0 without sliding layers."""
-        batch = inputs[self.model.main_input_name].shape[0]
+        batch = inputs[self.main].shape[0]
         cache = [(torch.zeros(batch, *key), torch.zeros(batch, *value)) for key, value in self.shapes]
         found: dict[str, Any] = {"cache": cache, "longest": self.longest, "window": self.window}
         found["vocabulary"] = self.vocabulary
@@ -115,31 +127,53 @@ class Generator(torch.nn.Module):
         Args:
             kept: a matrix of shape (kept, tokens), which has a 1 in each row at the token whose logits are needed.
         """
-        own = self._own_cache(cache, position_ids)
-        mask: Any = self._mask(attention_mask)
-        if sliding_mask is not None:
-            is_mixed = FULL in (getattr(self.text_config, "layer_types", None) or ())
-            mask = {FULL: mask, SLIDING: self._mask(sliding_mask)} if is_mixed else self._mask(sliding_mask)
-        given: dict[str, Any] = {"use_cache": True, "cache": own}
-        if cross is None:
-            given |= {"input_ids": input_ids, "attention_mask": mask}
-        else:
+        own, mask = self._own_cache(cache, position_ids), self._masks(attention_mask, sliding_mask)
+        given: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask, "cache": own}
+        if cross is not None:
             both = EncoderDecoderCache(own, DynamicCache(cross))
             both.is_updated = dict.fromkeys(range(len(cross)), True)
             # the layers read the keys of the cache, and no numbers of the encoder's result
             result = BaseModelOutput(cross[0][0][:, 0])
-            given |= {"decoder_input_ids": input_ids, "decoder_attention_mask": mask, "cache": both}
-            given |= {
-                "encoder_outputs": result,
-                "attention_mask": None if encoder_mask is None else self._mask(encoder_mask),
-            }
+            words = None if encoder_mask is None else self._mask(encoder_mask)
+            given = {"decoder_input_ids": input_ids, "decoder_attention_mask": mask, "cache": both}
+            given |= {"encoder_outputs": result, "attention_mask": words}
+        return self._logits(given, kept, position_ids), keys_and_values(own)
+
+    def _logits(self, given: dict[str, Any], kept: Tensor, position_ids: Tensor | None) -> Tensor:
         if "position_ids" in self.parameter_names:
             given["position_ids"] = position_ids
         # a product, because indices into a dynamic size are no operation of every engine
         head: Any = self.model.get_output_embeddings()
         selecting = head.register_forward_pre_hook(lambda _, args: (kept @ args[0],))
-        with selecting, attention_apart(self.model.config) if self.form.is_apart else nullcontext():
-            return self.model(**given).logits, keys_and_values(own)
+        # the text configuration of an encoder with a decoder is a copy, which no layer reads
+        config = self.model.config if self.has_encoder else self.text_config
+        with selecting, attention_apart(config) if self.form.is_apart else nullcontext():
+            logits: Tensor = self.model(**given, use_cache=True).logits
+            return logits
+
+    def _masks(self, sees: Tensor, sliding: Tensor | None) -> Any:
+        mask = self._mask(sees)
+        if sliding is None:
+            return mask
+        is_mixed = FULL in (getattr(self.text_config, "layer_types", None) or ())
+        return {FULL: mask, SLIDING: self._mask(sliding)} if is_mixed else self._mask(sliding)
+
+    def trial(self) -> Trial:
+        ids = torch.randint(0, self.vocabulary, (BATCH, TOKENS + 2))
+        expected, inputs = expected_logits(self, ids)
+        mask, positions = example_mask(BATCH, TOKENS + 2, 1), torch.arange(TOKENS + 2).repeat(BATCH, 1)
+        if not self.has_encoder:
+            mask[-1, :, 1:, 1] = False
+            positions[-1] = (positions[-1] - 1).clamp(min=0)
+        return Trial(ids, mask, positions, inputs, expected, torch.tensor(False))
+
+    def token_argument(self, ids: Tensor) -> tuple[str, Tensor]:
+        """Return the name and the value of the argument of `decode` for tokens."""
+        return "input_ids", ids
+
+    def further_examples(self, batch: Any) -> dict[str, dict[str, Example]]:
+        """Return example inputs of the methods beside `start` and `decode`."""
+        return {}
 
     def _mask(self, sees: Tensor) -> Tensor:
         return torch.where(sees, 0.0, torch.finfo(torch.float32).min) if self.form.adds_masks else sees
@@ -154,8 +188,8 @@ class Generator(torch.nn.Module):
         cache = DynamicCache()
         given: dict[str, Any] = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), "cache": cache}
         if self.has_encoder:
-            main = self.model.main_input_name
-            given = {main: made_inputs(self.model)[main].value[:1], "decoder_input_ids": given["input_ids"]}
+            example = made_inputs(self.model)[self.main].value[:1]
+            given = {self.main: example, "decoder_input_ids": given["input_ids"]}
             given["cache"] = EncoderDecoderCache(cache, DynamicCache())
         with torch.no_grad():
             self.model(**given, use_cache=True)
@@ -165,9 +199,9 @@ class Generator(torch.nn.Module):
         return [(layer.keys.shape[1:], layer.values.shape[1:]) for layer in layers]
 
 
-def generation_model(module: PreTrainedModel) -> Model:
+def generation_model(module: PreTrainedModel, kind: type[Generator]) -> Model:
     module.config.return_dict = True
-    made = checked_generator(module)
+    made = checked_generator(module, kind)
     batch = Dim("batch", min=1, max=LARGEST_BATCH)
     longest = longest_text(module.get_encoder()) if made.has_encoder else made.longest
     source = Dim("source", min=1, max=longest)
@@ -175,7 +209,8 @@ def generation_model(module: PreTrainedModel) -> Model:
     with torch.no_grad():
         started = made.start(**{name: example.value for name, example in start.items()})
     decode = decode_examples(made, started, batch, source)
-    methods = {name: as_method(examples) for name, examples in (("start", start), ("decode", decode))}
+    examples = {"start": start, "decode": decode, **made.further_examples(batch)}
+    methods = {name: as_method(each) for name, each in examples.items()}
     return Model(made, methods, exporting=partial(exporting, module))
 
 
@@ -206,8 +241,9 @@ def decode_examples(made: Generator, started: dict[str, Any], batch: Any, source
     mask = example_mask(BATCH, TOKENS, PAST)
     shape = {0: batch, 2: tokens, 3: Dim.AUTO}  # the number of keys is the sum of `past` and `tokens`
     cache = [tuple(torch.randn(BATCH, heads, PAST, size) for heads, _, size in pair) for pair in made.shapes]
+    name, given = made.token_argument(ids)
     found = {
-        "input_ids": Example(ids, {0: batch, 1: tokens}),
+        name: Example(given, {0: batch, 1: tokens}),
         "attention_mask": Example(mask, shape),
         "kept": Example(torch.eye(TOKENS)[1:], {0: Dim("kept", min=1, max=made.longest), 1: tokens}),
         "cache": Example(cache, [({0: batch, 2: past}, {0: batch, 2: past}) for _ in cache]),
@@ -234,12 +270,12 @@ def example_mask(batch: int, tokens: int, past: int) -> Tensor:
     return sees
 
 
-def checked_generator(model: PreTrainedModel) -> Generator:
+def checked_generator(model: PreTrainedModel, kind: type[Generator]) -> Generator:
     """Return the generator whose logits are those of the model without a cache."""
     reason = "its logits differ from the logits without a cache"
     for form in FORMS:
         try:
-            made = Generator(model, form)
+            made = kind(model, form)
             with torch.no_grad():
                 if is_like_model(made):
                     return made.eval()
@@ -250,33 +286,30 @@ def checked_generator(model: PreTrainedModel) -> Generator:
 
 def is_like_model(made: Generator) -> bool:
     """Compare two calls of `decode` with a call of the model; the last row has padding, if possible in the encoder."""
-    ids = torch.randint(0, made.vocabulary, (BATCH, TOKENS + 2))
-    expected, inputs = expected_logits(made, ids)
-    started = made.start(**inputs)
+    trial = made.trial()
+    started = made.start(**trial.inputs)
     more: dict[str, Any] = {name: started[name] for name in ("cross",) if name in started}
     if made.has_encoder_mask:
-        more["encoder_mask"] = inputs["attention_mask"]
-    mask, positions = example_mask(BATCH, TOKENS + 2, 1), torch.arange(TOKENS + 2).repeat(BATCH, 1)
-    if not made.has_encoder:
-        mask[-1, :, 1:, 1] = False
-        positions[-1] = (positions[-1] - 1).clamp(min=0)
-    places = torch.arange(TOKENS + 3)
-    far = places[1:, None] - places >= made.window
+        more["encoder_mask"] = trial.inputs["attention_mask"]
+    count = trial.sees.shape[2]
+    places = torch.arange(count + 1)
+    far = (places[1:, None] - places >= made.window) & ~trial.near
     cache = started["cache"]
-    for begin, end in ((0, TOKENS), (TOKENS, TOKENS + 2)):
+    for begin, end in ((0, count - 2), (count - 2, count)):
         if made.takes_positions:
-            more["position_ids"] = positions[:, begin:end]
-        seen = mask[:, :, begin:end, : end + 1]
+            more["position_ids"] = trial.positions[:, begin:end]
+        seen = trial.sees[:, :, begin:end, : end + 1]
         if made.window:
-            more["sliding_mask"] = seen & ~far[begin:end, : end + 1]
-        logits, found = made.decode(ids[:, begin:end], seen, torch.eye(end - begin)[-2:], cache, **more)
+            more["sliding_mask"] = seen & ~far[..., begin:end, : end + 1]
+        kept = torch.eye(end - begin)[-2:]
+        logits, found = made.decode(trial.tokens[:, begin:end], seen, kept, cache, **more)
         cache = written(cache, found) if made.form.is_apart else found
-    return torch.allclose(logits, expected, rtol=1e-3, atol=1e-4)
+    return torch.allclose(logits, trial.expected, rtol=1e-3, atol=1e-4)
 
 
 def expected_logits(made: Generator, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the model's logits of the last two tokens without a cache, and the inputs of `start` for the same rows."""
-    model, main = made.model, made.model.main_input_name
+    model, main = made.model, made.main
     if not made.has_encoder:
         logits = model(input_ids=ids, use_cache=False).logits[:, -2:]
         logits[-1] = model(input_ids=ids[-1:, 1:], use_cache=False).logits[0, -2:]

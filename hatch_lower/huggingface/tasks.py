@@ -13,6 +13,7 @@ TASK_CLASSES: Mapping[str, tuple[str, ...]] = {
     "fill-mask": ("AutoModelForMaskedLM",),
     "image-classification": ("AutoModelForImageClassification",),
     "image-feature-extraction": ("AutoModel",),
+    "image-text-to-text": ("AutoModelForImageTextToText",),
     "image-segmentation": ("AutoModelForSemanticSegmentation",),
     "multiple-choice": ("AutoModelForMultipleChoice",),
     "object-detection": ("AutoModelForObjectDetection",),

@@ -11,6 +11,7 @@ import numpy as np
 
 from hatch_lower.errors import InputError, nearest
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.generation.images import ENCODE, IMAGE_ARGUMENTS, image_prompt
 from hatch_lower.runtime.generation.loop import Cache, Sequences, Steps, generated, padding_mask
 from hatch_lower.runtime.generation.settings import GENERATION, SETTINGS, GenerationSettings, settings_of
 from hatch_lower.runtime.texts import CONFIG, TextReader, in_library, in_numpy, read_asset
@@ -58,7 +59,10 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
         ids = first_tokens(model.name, settings, len(next(iter(given.values()), np.zeros(1))))
     ids, visible = checked_prompt(ids, mask, pads_left=not has_encoder)
     more: dict[str, Any] = {}
+    of_images = {}
     if not has_encoder:
+        if ENCODE in model.methods:
+            of_images = {name: given.pop(name) for name in sorted(given.keys() & IMAGE_ARGUMENTS)}
         refuse_arguments(model.name, given)
         given = {"input_ids": ids}
     elif "attention_mask" in takes["start"] and "input_ids" in given:
@@ -74,7 +78,8 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     stopped = partial(has_stop, model.reader(), settings.stops, ids[:, -BEFORE:]) if settings.stops else never
     if has_encoder:
         more["cross"] = started["cross"]
-    steps = Steps(model.methods["decode"], model.arrays, int(started["window"]), int(started["longest"]), more)
+    images = image_prompt(model.methods, model.arrays, of_images, ids, started) if ENCODE in model.methods else None
+    steps = Steps(model.methods["decode"], model.arrays, int(started["window"]), int(started["longest"]), more, images)
     return ids, generated(steps, Cache(started["cache"]), Sequences(ids, visible, settings), settings, stopped)
 
 

@@ -15,6 +15,7 @@ from hatch_lower.runtime.texts import in_library, in_numpy
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Arrays
+    from hatch_lower.runtime.generation.images import ImagePrompt
 
 Numbers = Any  # an array of NumPy
 ROOM = 64  # keys: a cache grows by multiples, because engines prepare a call for each new size
@@ -28,6 +29,7 @@ class Steps(Frozen):
     window: int  # of sliding layers
     longest: int  # number of positions
     more: Mapping[str, Any]  # further arguments of each call: keys and values of an encoder, and their mask
+    images: ImagePrompt | None = None  # of a model that reads images
 
     def logits(self, tokens: Numbers, visible: Numbers, last: int, cache: Cache) -> tuple[Any, Cache]:
         """Return the logits of the `last` tokens, of shape (rows, `last`, vocabulary), and the next cache.
@@ -41,13 +43,24 @@ class Steps(Frozen):
         count = tokens.shape[1]
         places = key_places(cache, visible.shape[1], count)
         mask = causal_mask(visible, count, places)
-        given = {"input_ids": tokens, "attention_mask": mask, "kept": np.eye(count, dtype=np.float32)[-last:]}
+        is_prompt = cache.used == 1
+        near = None
+        if self.images is not None and is_prompt:
+            near = near_mask(visible, self.images.near)
+            mask |= near
+        given = {"attention_mask": mask, "kept": np.eye(count, dtype=np.float32)[-last:]}
         parameters = inspect.signature(self.decode).parameters
         if "sliding_mask" in parameters:
             given["sliding_mask"] = sliding_mask(mask, places, self.window)
+            if near is not None:
+                given["sliding_mask"] |= near
         if "position_ids" in parameters:
             given["position_ids"] = np.maximum(visible.cumsum(1) - 1, 0)[:, -count:]
+        if self.images is None:
+            given["input_ids"] = tokens
         arrays = {name: in_library(each, self.arrays) for name, each in given.items()}
+        if self.images is not None:
+            arrays |= self.images.arguments(tokens, is_prompt)
         logits, layers = self.decode(**arrays, cache=cache.layers, **self.more)
         return logits, extended(cache, layers, count, self.longest)
 
@@ -108,6 +121,18 @@ def causal_mask(visible: Numbers, count: int, places: Numbers) -> Numbers:
 def sliding_mask(mask: Numbers, places: Numbers, window: int) -> Numbers:
     """Return a mask that also hides keys at a distance of `window` tokens and more."""
     return mask & (places > places[-mask.shape[2] :, None] - window)
+
+
+def near_mask(visible: Numbers, near: Numbers) -> Numbers:
+    """Return the keys that the tokens of a prompt see in both directions: bool of shape (rows, 1, tokens, 1 + tokens).
+
+    Args:
+        visible: bool of shape (rows, tokens): false for padding.
+        near: int64 of shape (rows, tokens): tokens with one number see each other; -1 for no token.
+    """
+    near = np.where(visible, near, -1)
+    both = (near[:, :, None] == near[:, None]) & (near >= 0)[:, :, None]
+    return np.pad(both, ((0, 0), (0, 0), (1, 0)))[:, None]
 
 
 def padding_mask(words: Numbers) -> Numbers:

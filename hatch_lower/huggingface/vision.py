@@ -1,0 +1,145 @@
+"""Language models that read images, to export for generation.
+
+The method `encode_image` returns the features of an image, and `embed` those of tokens; the caller puts an image's
+features in the places of the image's tokens, and `decode` takes the features.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from hatch_lower.errors import EntryPointError
+from hatch_lower.huggingface.attention import Layers
+from hatch_lower.huggingface.examples import BATCH, known_inputs
+from hatch_lower.huggingface.generation import (
+    TOKENS,
+    CacheForm,
+    Example,
+    Generator,
+    Trial,
+    example_mask,
+    keys_and_values,
+)
+from hatch_lower.runtime.generation.images import NEAR_IMAGES, NEAR_NONE, NEAR_PROMPT, PIXELS
+
+# the tokens of a prompt that see each other in both directions, by the model's kind; default: none
+NEAR = {"gemma3": NEAR_IMAGES, "paligemma": NEAR_PROMPT}
+
+
+def reads_images(model: Any) -> bool:
+    """Return whether images have places in the prompts of a language model.
+
+    Raises:
+        EntryPointError: if the model takes images in another way.
+    """
+    if model.config.is_encoder_decoder or PIXELS not in inspect.signature(model.forward).parameters:
+        return False
+    if isinstance(image_token(model), int) and hasattr(model, "get_image_features"):
+        return True
+    raise EntryPointError(
+        f"the images of `{type(model).__name__}` cannot be exported for generation",
+        where="`config.json`",
+        found="no `image_token_id`, or no method `get_image_features`",
+        hint="export its method `forward`: `hatch_lower.huggingface.model(module, inputs={…})` in an entry point",
+    )
+
+
+def image_token(model: Any) -> Any:
+    return getattr(model.config, "image_token_id", None)
+
+
+class ImageGenerator(Generator):
+    def __init__(self, model: Any, form: CacheForm) -> None:
+        super().__init__(model, form)
+        self.near = NEAR.get(model.config.model_type, NEAR_NONE)
+        self.token = image_token(model)
+        self.images = dict(known_inputs(model, Dim("images")))[PIXELS].value
+        self.has_rows = False  # whether images are of shape (rows, images of a row, channels, height, width)
+        with torch.no_grad():
+            try:
+                features = self.encode_image(self.images[:1])
+            except ValueError:
+                self.has_rows = True
+                features = self.encode_image(self.images[:1])
+        self.places = len(features)
+
+    def start(self, **inputs: Tensor) -> dict[str, Any]:
+        """Return the cache before the first token, the sizes, and the token of images with its number in an image."""
+        more = {"image_token": self.token, "image_places": self.places, "near": self.near}
+        return {**super().start(**inputs), **more}
+
+    def encode_image(self, pixel_values: Tensor) -> Tensor:
+        """Return the features of an image, float32 of shape (places, features).
+
+        Args:
+            pixel_values: float32 of shape (1, channels, height, width).
+        """
+        given = pixel_values[None] if self.has_rows else pixel_values
+        found: Tensor = self.model.get_image_features(pixel_values=given, return_dict=True).pooler_output[0]
+        return found
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Return the features of tokens, float32 of shape (batch, tokens, features)."""
+        found: Tensor = self.model.get_input_embeddings()(input_ids)
+        return found
+
+    def decode(  # type: ignore[override]
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        kept: Tensor,
+        cache: Layers,
+        position_ids: Tensor | None = None,
+        sliding_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Layers]:
+        """Return logits and the new keys and values, as `Generator.decode` does, from features of tokens and images."""
+        own, mask = self._own_cache(cache, position_ids), self._masks(attention_mask, sliding_mask)
+        given: dict[str, Any] = {"inputs_embeds": inputs_embeds, "attention_mask": mask, "cache": own}
+        return self._logits(given, kept, position_ids), keys_and_values(own)
+
+    def token_argument(self, ids: Tensor) -> tuple[str, Tensor]:
+        with torch.no_grad():
+            return "inputs_embeds", self.embed(ids)
+
+    def further_examples(self, batch: Any) -> dict[str, dict[str, Example]]:
+        ids = torch.randint(0, self.vocabulary, (BATCH, TOKENS))
+        tokens = Dim("tokens", min=1, max=self.longest)
+        return {
+            "embed": {"input_ids": Example(ids, {0: batch, 1: tokens})},
+            "encode_image": {PIXELS: Example(self.images[:1], None)},
+        }
+
+    def trial(self) -> Trial:
+        """Return two prompts with an image each, of which the second begins with padding."""
+        ids = torch.randint(0, self.vocabulary - 1, (BATCH, 1 + self.places + TOKENS + 2))
+        ids += (ids >= self.token).long()  # no token of images
+        ids[:, 1 : 1 + self.places] = self.token
+        count = ids.shape[1]
+        is_image = ids == self.token
+        is_near = is_image if self.near == NEAR_IMAGES else torch.full_like(is_image, self.near == NEAR_PROMPT)
+        is_near[-1, 0] = False
+        is_near[:, -2:] = False  # new tokens
+        near = torch.nn.functional.pad(is_near[:, None, :, None] & is_near[:, None, None], (1, 0))
+        mask = example_mask(BATCH, count, 1) | near
+        mask[-1, :, 1:, 1] = False
+        positions = torch.arange(count).repeat(BATCH, 1)
+        positions[-1] = (positions[-1] - 1).clamp(min=0)
+        features = self.embed(ids)
+        features[is_image] = torch.cat([self.encode_image(image[None]) for image in self.images])
+        kinds = {NEAR_IMAGES: is_image.long(), NEAR_PROMPT: (~is_near).long()}.get(self.near)
+        expected = [self._expected(ids, kinds, row, begin=row) for row in range(BATCH)]
+        return Trial(features, mask, positions, {"input_ids": ids}, torch.cat(expected), near)
+
+    def _expected(self, ids: Tensor, kinds: Tensor | None, row: int, begin: int) -> Tensor:
+        """Return the model's logits of the last two tokens of a row, which begins behind its padding."""
+        rows = slice(row, row + 1)
+        images = self.images[None, rows] if self.has_rows else self.images[rows]
+        more = {} if kinds is None else {"token_type_ids": kinds[rows, begin:]}
+        given = {"input_ids": ids[rows, begin:], PIXELS: images, **more}
+        found: Tensor = self.model(**given, use_cache=False).logits[:, -2:]
+        return found

@@ -1,0 +1,121 @@
+"""Prompts with images: the features of an image take the places of the image's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hatch_lower.errors import InputError
+from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.texts import in_library, in_numpy
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.arrays import Arrays
+
+Numbers = Any  # an array of NumPy
+PIXELS, PADDING, KINDS = "pixel_values", "pixel_attention_mask", "token_type_ids"
+IMAGE_ARGUMENTS = frozenset({PIXELS, PADDING, KINDS})
+ENCODE, EMBED = "encode_image", "embed"  # methods
+NEAR_NONE, NEAR_IMAGES, NEAR_PROMPT = range(3)  # the tokens of a prompt that see each other in both directions
+
+
+class ImagePrompt(Frozen):
+    """The arguments of `decode` for tokens of a model that reads images."""
+
+    embed: Callable[..., Any]
+    arrays: Arrays
+    features: Numbers  # of all images, float32 of shape (places, features)
+    places: Numbers  # bool of shape (rows, tokens): tokens of images in the prompt
+    near: (
+        Numbers  # int64 of shape (rows, tokens): tokens with one number see each other in both directions; -1: no token
+    )
+
+    def arguments(self, tokens: Numbers, is_prompt: bool) -> dict[str, Any]:
+        found = self.embed(input_ids=in_library(tokens, self.arrays))
+        if is_prompt and self.places.any():
+            numbers = in_numpy(found, self.arrays).copy()
+            numbers[self.places] = self.features
+            found = in_library(numbers, self.arrays)
+        return {"inputs_embeds": found}
+
+
+def image_prompt(
+    methods: Mapping[str, Callable[..., Any]],
+    arrays: Arrays,
+    given: Mapping[str, Numbers],
+    ids: Numbers,
+    sizes: Mapping[str, Any],
+) -> ImagePrompt:
+    """Return a prompt with the features of its images.
+
+    Args:
+        methods: of the model.
+        arrays: the library of the methods.
+        given: the arguments of images by name.
+        ids: the prompt, int64 of shape (rows, tokens).
+        sizes: the result of `start`.
+
+    Raises:
+        InputError: if the images do not fit the prompt.
+    """
+    places = ids == int(sizes["image_token"])
+    features = encoded_images(methods[ENCODE], arrays, given)
+    count = sum(map(len, features))
+    if count != places.sum():
+        each = int(sizes["image_places"])
+        raise InputError(
+            "a prompt must have places for the features of each image",
+            where=f"`{PIXELS}`",
+            found=f"{len(features)} images, and {places.sum()} tokens `{sizes['image_token']}` in the prompts",
+            hint=f"an image needs {each} tokens: make the arguments with `model.preprocess(text, images=…)`",
+        )
+    near = near_tokens(places, int(sizes["near"]))
+    if (kinds := given.get(KINDS)) is not None and not np.array_equal(kinds, token_kinds(places, int(sizes["near"]))):
+        raise InputError(
+            "the kinds of the tokens are not those of the prompt",
+            where=f"`{KINDS}`",
+            found="other numbers than the processor of the model gives",
+            hint=f"leave `{KINDS}` out",
+        )
+    joined = np.concatenate(features) if features else np.zeros((0, 1), dtype=np.float32)
+    return ImagePrompt(methods[EMBED], arrays, joined, places, near)
+
+
+def encoded_images(encode: Callable[..., Any], arrays: Arrays, given: Mapping[str, Numbers]) -> list[Numbers]:
+    """Return the features of each image, in the order of the prompts."""
+    pixels = given.get(PIXELS)
+    seen = given.get(PADDING)
+    if pixels is None:
+        return []
+    if seen is not None and not np.all(seen):
+        raise InputError(
+            "an image must have the size of the model's images",
+            where=f"`{PADDING}`",
+            found="padding",
+            hint="resize each image to one size, without padding",
+        )
+    if pixels.ndim not in (4, 5) or pixels.dtype.kind != "f":
+        raise InputError(
+            "pixels must be float32 of shape (images, channels, height, width)",
+            where=f"`{PIXELS}`",
+            found=f"{pixels.dtype} of shape {pixels.shape}",
+            hint="make the arguments with `model.preprocess(text, images=…)`",
+        )
+    images = pixels.reshape(-1, *pixels.shape[-3:]).astype(np.float32)
+    return [in_numpy(encode(pixel_values=in_library(image[None], arrays)), arrays) for image in images]
+
+
+def near_tokens(places: Numbers, near: int) -> Numbers:
+    if near == NEAR_NONE:
+        return np.full(places.shape, -1)
+    if near == NEAR_PROMPT:
+        return np.zeros(places.shape, dtype=np.int64)
+    begins = places & ~np.pad(places, ((0, 0), (1, 0)))[:, :-1]
+    return np.where(places, begins.cumsum(1), -1)
+
+
+def token_kinds(places: Numbers, near: int) -> Numbers:
+    """Return the kinds of tokens that a processor gives, int64: 1 for an image, but 0 for each token of a prompt."""
+    return np.zeros(places.shape, dtype=np.int64) if near == NEAR_PROMPT else places.astype(np.int64)
