@@ -11,10 +11,8 @@ import numpy as np
 
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.texts import read_asset
+from hatch_lower.runtime.processors import IMAGES, checked_numbers, number_from, read_processor
 
-PROCESSOR = "preprocessor_config.json"
-JOINT = "processor_config.json"  # of a processor of texts and images
 # image processors of transformers that resize, crop, rescale and normalize, in this order, and do nothing else
 PLAIN = (
     "BEiT",
@@ -109,21 +107,17 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
     Raises:
         ProgramError: if the assets have no such file, or an image processor with other steps or impossible numbers.
     """
-    file = PROCESSOR if PROCESSOR in assets or JOINT not in assets else JOINT
-    config = read_asset(model, assets, file)
-    if file == JOINT:
-        inner = config.get("image_processor")
-        config = inner if isinstance(inner, Mapping) else {}
-    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "no kind")
+    found = read_processor(model, assets, IMAGES)
+    kind, config = found.kind, found.config
     name = next((kind.removesuffix(suffix) for suffix in SUFFIXES if kind.endswith(suffix)), kind)
     if name not in PLAIN or config.get("do_pad"):
         raise ProgramError(
             f"the image processor of model `{model}` has steps that need transformers",
-            where=str(assets[file]),
+            where=found.where,
             found=f"`{kind}`",
             hint=f"call the model with `pixel_values` of transformers' own processor; known: {', '.join(PLAIN)}",
         )
-    try:
+    with checked_numbers(found.where):
         return ImageReader(
             model,
             resized_sides(config["size"], name) if config.get("do_resize") else None,
@@ -134,13 +128,6 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
             channels(config["image_std"]) if config.get("do_normalize") else None,
             number_from(config.get("crop_pct") or 224 / 256, 0.01, 1) if name == "ConvNext" else None,
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProgramError(
-            "a packaged configuration cannot be used",
-            where=str(assets[file]),
-            found=f"{type(error).__name__}: {error}",
-            hint="save the image processor with transformers 5, and build the wheel again",
-        ) from error
 
 
 def to_image(value: Any) -> Any:
@@ -172,12 +159,6 @@ def to_image(value: Any) -> Any:
         found=f"{array.dtype} of shape {array.shape}",
         hint="convert the image",
     )
-
-
-def number_from(value: Any, least: float, most: float) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise ValueError(f"{value!r} is no number from {least} to {most}")
-    return value
 
 
 def named_sides(value: Any, *, square: bool) -> Mapping[str, int]:

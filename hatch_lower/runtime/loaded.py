@@ -126,44 +126,58 @@ class LoadedModel:
         return read_labels(self.name, self.assets)
 
     def preprocess(
-        self, text: str | Sequence[str] | None = None, pair: str | Sequence[str] | None = None, *, images: Any = None
+        self,
+        text: str | Sequence[str] | None = None,
+        pair: str | Sequence[str] | None = None,
+        *,
+        images: Any = None,
+        sounds: Any = None,
+        sampling_rate: int | None = None,
     ) -> dict[str, Any]:
-        """Return keyword arguments of `forward` or `generate`, by the tokenizer and the image processor of the assets.
+        """Return keyword arguments of `forward` or `generate`, by the assets: tokenizer, image processor, extractor.
 
         Args:
             text: a text, or a list of texts, which are padded to the longest.
             pair: the second text of each pair.
             images: an image, or a list of images: files, images of Pillow, or arrays of uint8 with channels last.
+            sounds: a sound, or a list of sounds: WAV files, or arrays of floats from -1 to 1 of shape (samples,).
+            sampling_rate: samples a second of arrays in `sounds`, which must be the model's.
 
         Returns:
             Arrays of the library that the methods take: int64 of shape (texts, tokens) for `input_ids`,
-            `attention_mask` and `token_type_ids`, and float32 of shape (images, channels, height, width) for
-            `pixel_values`, each if the method takes it.
+            `attention_mask` and `token_type_ids`, float32 of shape (images, channels, height, width) for
+            `pixel_values`, and float32 for `input_values` or `input_features` of sounds, each if the method takes it.
 
         Raises:
-            InputError: if texts of different lengths cannot be padded, or for other values than texts and images.
-            ProgramError: if the assets lack a file, an image processor has unknown steps, or the library tokenizers
-                or Pillow is not installed.
+            InputError: if texts of different lengths cannot be padded, or for other values than texts, images and
+                sounds of the model's sampling rate.
+            ProgramError: if the assets lack a file, a processor has unknown steps, or the library tokenizers or
+                Pillow is not installed.
         """
-        from hatch_lower.runtime.texts import checked_texts
-
+        if self._generates:
+            starts = inspect.signature(self.methods["start"]).parameters
+            parameters: Collection[str] = {"input_ids", "attention_mask", *starts}
+        else:
+            self._check_method("forward")
+            parameters = inspect.signature(self.methods["forward"]).parameters
         found: dict[str, Any] = {}
         if images is not None:
             from hatch_lower.runtime.images import image_reader
 
-            several = list(images) if isinstance(images, (list, tuple)) else [images]
-            found["pixel_values"] = image_reader(self.name, self.assets).read(several)
-        if text is not None or pair is not None or images is None:
+            found["pixel_values"] = image_reader(self.name, self.assets).read(listed(images))
+        if sounds is not None:
+            from hatch_lower.runtime.sounds import refuse_hidden_padding, sound_reader
+
+            found |= sound_reader(self.name, self.assets).read(listed(sounds), sampling_rate)
+            refuse_hidden_padding(self.name, found, parameters)
+        if text is not None or pair is not None or not found:
+            from hatch_lower.runtime.texts import checked_texts
+
             texts = checked_texts(text, "text")
             pairs = None if pair is None else checked_texts(pair, "pair")
             if pairs is not None and len(pairs) != len(texts):
                 raise InputError("each text needs one second text", found=f"{len(texts)} texts, {len(pairs)} of `pair`")
             found |= self._text_reader().read(texts, pairs)
-        if self._generates:
-            parameters: Collection[str] = ("input_ids", "attention_mask")
-        else:
-            self._check_method("forward")
-            parameters = inspect.signature(self.methods["forward"]).parameters
         return {name: self._in_library(array) for name, array in found.items() if name in parameters}
 
     def texts(self, tokens: Any) -> list[str]:
@@ -191,7 +205,8 @@ class LoadedModel:
             attention_mask: 1 at tokens, 0 at padding, which must be on the left.
             options: `max_new_tokens`, `min_new_tokens`, `temperature` (0: the most likely token), `top_k`, `top_p`,
                 `repetition_penalty`, `no_repeat_ngram_size`, `seed`, `stop` (texts that end a row), `eos_token_id`,
-                `pad_token_id`; by default as in the packaged `generation_config.json`. Further inputs of an encoder.
+                `pad_token_id`; by default as in the packaged `generation_config.json`. Whisper: `language` (a code such
+                as `en`; by default the model chooses) and `task`. Further inputs of an encoder.
 
         Raises:
             InputError: for arguments that do not fit the model, or a configuration that needs transformers.
@@ -291,6 +306,10 @@ def refuse_method(model: str, methods: Mapping[str, object], method: str, *args:
         found=nearest(str(method), methods),
         hint="name a method of the model",
     )
+
+
+def listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def load_again(source: str | Path, recipe: str, arrays: str, device: str) -> LoadedModel:
