@@ -14,6 +14,14 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.generation.images import ENCODE, IMAGE_ARGUMENTS, image_prompt
 from hatch_lower.runtime.generation.loop import Cache, Sequences, Steps, generated, padding_mask
 from hatch_lower.runtime.generation.settings import GENERATION, SETTINGS, GenerationSettings, settings_of
+from hatch_lower.runtime.generation.speech import (
+    ARGUMENTS,
+    WHISPER,
+    SpeechPrompt,
+    positions_of,
+    refuse_other_steps,
+    speech_prompt,
+)
 from hatch_lower.runtime.texts import CONFIG, TextReader, in_library, in_numpy, read_asset
 
 if TYPE_CHECKING:
@@ -49,14 +57,18 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     takes = {name: frozenset(inspect.signature(model.methods[name]).parameters) for name in METHODS}
     has_encoder = "cross" in takes["decode"]
     chosen = {name: value for name, value in arguments.items() if value is not None}
+    file = next((name for name in (GENERATION, CONFIG) if name in model.assets), None)
+    packaged = {} if file is None else read_asset(model.name, model.assets, file)
+    speech = speech_of(model, packaged, chosen) if "input_features" in takes["start"] else None
     given = {name: in_numpy(chosen.pop(name), model.arrays) for name in sorted(chosen.keys() - SETTINGS)}
     prefix = "decoder_" if has_encoder else ""
     ids, mask = given.pop(prefix + "input_ids", None), given.pop(prefix + "attention_mask", None)
-    file = next((name for name in (GENERATION, CONFIG) if name in model.assets), None)
-    packaged = {} if file is None else read_asset(model.name, model.assets, file)
-    settings = settings_of(model.name, packaged, chosen, 1 if ids is None else np.shape(ids)[-1])
+    count = np.shape(ids)[-1] if ids is not None else len(speech.tokens) if speech else 1
+    settings = settings_of(model.name, speech.members(packaged, count) if speech else packaged, chosen, count)
+    detects = ids is None and speech is not None and speech.detected is not None
     if ids is None:
-        ids = first_tokens(model.name, settings, len(next(iter(given.values()), np.zeros(1))))
+        tokens = speech.tokens if speech else first_tokens(model.name, settings)
+        ids = np.tile(np.array(tokens, dtype=np.int64), (len(next(iter(given.values()), np.zeros(1))), 1))
     ids, visible = checked_prompt(ids, mask, pads_left=not has_encoder)
     more: dict[str, Any] = {}
     of_images = {}
@@ -71,16 +83,41 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
         more["encoder_mask"] = in_library(given["attention_mask"], model.arrays)
     arrays = {name: in_library(each, model.arrays) for name, each in given.items()}
     started = model.methods["start"](**arrays)
-    check_tokens(ids, int(started["vocabulary"]), "`input_ids`")
-    forced = [token for token in (settings.forced_first, settings.forced_last) if token is not None]
-    check_tokens(np.array(forced, dtype=np.int64), int(started["vocabulary"]), f"`{GENERATION}`")
+    vocabulary = int(started["vocabulary"])
+    check_tokens(ids, vocabulary, "`input_ids`")
+    named = [token for token in (settings.forced_first, settings.forced_last) if token is not None]
+    named += speech.languages if detects and speech else ()
+    check_tokens(np.array(named, dtype=np.int64), vocabulary, f"`{GENERATION}`")
     check_length(model.name, ids.shape[1], settings, int(started["longest"]))
     stopped = partial(has_stop, model.reader(), settings.stops, ids[:, -BEFORE:]) if settings.stops else never
     if has_encoder:
         more["cross"] = started["cross"]
     images = image_prompt(model.methods, model.arrays, of_images, ids, started) if ENCODE in model.methods else None
     steps = Steps(model.methods["decode"], model.arrays, int(started["window"]), int(started["longest"]), more, images)
-    return ids, generated(steps, Cache(started["cache"]), Sequences(ids, visible, settings), settings, stopped)
+    cache = Cache(started["cache"])
+    if detects and speech:
+        scores, _ = steps.logits(ids[:, :1], visible[:, :1], 1, cache)
+        ids = speech.detected_tokens(in_numpy(scores, model.arrays)[:, 0])
+    return ids, generated(steps, cache, Sequences(ids, visible, settings), settings, stopped)
+
+
+def speech_of(model: LanguageModel, packaged: Mapping[str, Any], chosen: dict[str, Any]) -> SpeechPrompt | None:
+    """Return the first tokens of Whisper, `None` for another model; `language` and `task` are taken from `chosen`."""
+    config = read_asset(model.name, model.assets, CONFIG) if CONFIG in model.assets else {}
+    if config.get("model_type") != WHISPER:
+        return None
+    refuse_other_steps(model.name, packaged)
+    named = {name: chosen.pop(name) for name in ARGUMENTS if name in chosen}
+    if "decoder_input_ids" not in chosen:
+        return speech_prompt(model.name, config, packaged, named)
+    if named:
+        raise InputError(
+            f"`{min(named)}` chooses the first tokens of the decoder",
+            where=f"model `{model.name}`",
+            found="`decoder_input_ids`, too",
+            hint="give only one of them",
+        )
+    return SpeechPrompt((), positions_of(config))
 
 
 def check_methods(model: LanguageModel) -> None:
@@ -92,14 +129,14 @@ def check_methods(model: LanguageModel) -> None:
         )
 
 
-def first_tokens(model: str, settings: GenerationSettings, rows: int) -> Any:
+def first_tokens(model: str, settings: GenerationSettings) -> tuple[int, ...]:
     if not settings.begins:
         raise InputError(
             f"model `{model}` has no first token",
             found=f"no `decoder_start_token_id` and no `bos_token_id` in `{GENERATION}`",
             hint="give a prompt with at least one token",
         )
-    return np.tile(np.array(settings.begins, dtype=np.int64), (rows, 1))
+    return settings.begins
 
 
 def checked_prompt(ids: Any, mask: Any, *, pads_left: bool) -> tuple[Any, Any]:
