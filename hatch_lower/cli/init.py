@@ -26,7 +26,14 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import read_pyproject
-from hatch_lower.huggingface.checkpoint import part_folders, read_checkpoint_config, refuse_unknown_task
+from hatch_lower.huggingface.checkpoint import (
+    checkpoint_assets,
+    part_folders,
+    read_checkpoint_config,
+    refuse_unknown_task,
+)
+from hatch_lower.runtime.processors import JOINT, PROCESSOR, has_images
+from hatch_lower.runtime.texts import TOKENIZER
 from hatch_lower.runtime.torch_private.unimported import numbers, tried_versions
 
 if TYPE_CHECKING:
@@ -280,12 +287,19 @@ def version_file(declared: Declared, attribute: str) -> str:
 
 
 def run_time_needs(declared: Declared) -> list[str]:
-    from hatch_lower.backends.early import early_requirements
+    from hatch_lower.backends.early import NUMPY, early_requirements
 
     checkpoint = checkpoint_of(declared.export)
-    has_texts = checkpoint is not None and (declared.root / checkpoint.folder / "tokenizer.json").is_file()
+    files = (
+        {} if checkpoint is None else {path.name: path for path in checkpoint_assets(declared.root / checkpoint.folder)}
+    )
+    readers = [
+        name for name, is_needed in (("tokenizers", TOKENIZER in files), ("pillow", has_images(files))) if is_needed
+    ]
+    if readers or not files.keys().isdisjoint((PROCESSOR, JOINT)):
+        readers.append(NUMPY)  # of arguments that `preprocess` makes
     recipe = Recipe("default", tuple(BackendChoice(name) for name in declared.backends))
-    return [*early_requirements(recipe), *(("tokenizers",) if has_texts else ())]
+    return list(dict.fromkeys([*early_requirements(recipe), *readers]))
 
 
 def minor_of_torch() -> str:

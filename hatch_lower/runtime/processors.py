@@ -40,6 +40,15 @@ def read_processor(model: str, assets: Mapping[str, Path], part: str) -> Process
     return ProcessorConfig(kind, config, str(assets[file]))
 
 
+def has_images(assets: Mapping[str, Path]) -> bool:
+    """Return whether a checkpoint has an image processor."""
+    try:
+        config = read_processor("", assets, IMAGES).config
+    except ProgramError:
+        return False
+    return "image_processor_type" in config or "image_mean" in config
+
+
 @contextmanager
 def checked_numbers(where: str) -> Iterator[None]:
     """Raise `ProgramError` for missing or impossible members of a configuration."""

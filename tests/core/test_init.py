@@ -335,6 +335,31 @@ def test_a_checkpoint_with_a_tokenizer_needs_the_library_of_tokenizers(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("file", "contents", "needed"),
+    [
+        ("preprocessor_config.json", {"image_processor_type": "ViTImageProcessor"}, {"pillow", "numpy"}),
+        (
+            "preprocessor_config.json",
+            {"feature_extractor_type": "ViTFeatureExtractor", "image_mean": []},
+            {"pillow", "numpy"},
+        ),
+        ("processor_config.json", {"image_processor": {"image_processor_type": "a"}}, {"pillow", "numpy"}),
+        ("preprocessor_config.json", {"feature_extractor_type": "WhisperFeatureExtractor"}, {"numpy"}),
+        ("preprocessor_config.json", [], {"numpy"}),
+        ("LICENSE", {}, set()),
+    ],
+)
+def test_a_checkpoint_with_an_image_processor_needs_pillow(
+    file: str, contents: object, needed: set[str], tmp_path: Path
+) -> None:
+    root = project(tmp_path / "p", HATCHLING)
+    (checkpoint(root, architectures=["BertForMaskedLM"]) / file).write_text(json.dumps(contents))
+    assert init(root, "--transformers", "models/reviews", "--backend", "aoti").exit_code == 0
+    found = {text.partition(">")[0] for text in written(root).unwrap()["project"]["dependencies"]}
+    assert found & {"pillow", "numpy"} == needed
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--transformers", "models/none"), "the folder holds no checkpoint of transformers"),
