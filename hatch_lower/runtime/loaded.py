@@ -48,8 +48,17 @@ class LoadedModel:
         self.__dict__.update({name: method for name, method in methods.items() if name not in RESERVED_METHOD_NAMES})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method `forward`."""
-        return self._call(*args, **kwargs)
+        """Call the method `forward`.
+
+        A model of transformers takes the whole output of its tokenizer or processor: arguments that the method does
+        not have are left out if they change no result, such as an `attention_mask` of ones.
+        """
+        try:
+            return self._call(*args, **kwargs)
+        except InputError:
+            if not (spare := self._spare(kwargs)):
+                raise
+        return self._call(*args, **{name: value for name, value in kwargs.items() if name not in spare})
 
     def __getitem__(self, method: str) -> Callable[..., Any]:
         self._check_method(method)
@@ -229,6 +238,13 @@ class LoadedModel:
         from hatch_lower.runtime.generation.pretrained import transformers_model
 
         return transformers_model(self._language_model())
+
+    def _spare(self, arguments: Mapping[str, Any]) -> Collection[str]:
+        from hatch_lower.runtime.spare import spare_names
+
+        forward = self.methods.get("forward")
+        parameters = {} if forward is None else inspect.signature(forward).parameters
+        return spare_names(self.name, self.assets, parameters, arguments) if parameters else ()
 
     @property
     def _generates(self) -> bool:

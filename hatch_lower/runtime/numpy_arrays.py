@@ -221,7 +221,9 @@ class NumpyArrays(Arrays):
         return f"strides {list(found)}, which must be {list(strides)}"
 
     def conversion_hint(self, value: object, name: str) -> str:
-        return "pass `numpy.asarray(...)` with the right dtype" if isinstance(value, list | tuple) else ""
+        if not isinstance(value, list | tuple):
+            return ""
+        return 'pass `numpy.asarray(...)` with the right dtype; a tokenizer makes arrays with `return_tensors="np"`'
 
     def strides(self, array: Array) -> tuple[int, ...]:
         # -1 for a stride that is not a multiple of the element size, as of a field of records: it fits no layout

@@ -258,6 +258,8 @@ class TorchArrays(Arrays):
                 return f'move the tensor to the model\'s device: `{name}.to("{self.device}")`'
             if value.is_cuda:
                 return f'pass `{name}.cpu()`, or load the model with `device="cuda"`'
+        if isinstance(value, list | tuple):
+            return 'pass `torch.tensor(...)` with the right dtype; a tokenizer makes tensors with `return_tensors="pt"`'
         if type(value).__module__.partition(".")[0] != "numpy":
             return ""
         return 'pass `torch.from_numpy(array)`, or load the model with `arrays="numpy"`, which takes NumPy\'s arrays'

@@ -141,6 +141,18 @@ def test_a_decoder_after_an_encoder_takes_no_padding(transformers: Any) -> None:
         model.generate(**prompts(), **first, **OPTIONS)
 
 
+def test_an_encoder_takes_its_own_inputs_only(transformers: Any, tmp_path: Path) -> None:
+    module = language_model(transformers, *ENCODERS["absolute positions"])
+    module.save_pretrained(tmp_path)
+    model = loaded(generator(module), {"config.json": tmp_path / "config.json"})
+    given = {"decoder_input_ids": torch.ones(4, 1, dtype=torch.int64), **prompts(), **OPTIONS}
+    spare = {"special_tokens_mask": torch.zeros(4, 9)}
+    assert torch.equal(model.generate(**given, **spare), model.generate(**given))
+    with pytest.raises(InputError, match="has no argument `language`") as error:
+        model.generate(**given, language="en")
+    assert "give `attention_mask`, `input_ids` and the settings" in error.value.hint
+
+
 @pytest.mark.parametrize("options", [{"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 24}])
 def test_scores_are_changed_as_transformers_changes_them(options: Mapping[str, Any], transformers: Any) -> None:
     module = language_model(transformers, "Llama", LLAMA)

@@ -208,7 +208,8 @@ def test_a_tensor_that_is_no_array_is_refused() -> None:
 def test_a_list_is_to_be_made_an_array() -> None:
     with pytest.raises(InputError) as caught:
         executor(adding()).methods["forward"]([[0.0] * 4])
-    assert caught.value.hint == "pass `numpy.asarray(...)` with the right dtype"
+    assert "pass `numpy.asarray(...)` with the right dtype" in caught.value.hint
+    assert '`return_tensors="np"`' in caught.value.hint
 
 
 @pytest.mark.torch

@@ -22,6 +22,7 @@ from hatch_lower.runtime.generation.speech import (
     refuse_other_steps,
     speech_prompt,
 )
+from hatch_lower.runtime.spare import spare_names
 from hatch_lower.runtime.texts import CONFIG, TextReader, in_library, in_numpy, read_asset
 
 if TYPE_CHECKING:
@@ -72,10 +73,10 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     ids, visible = checked_prompt(ids, mask, pads_left=not has_encoder)
     more: dict[str, Any] = {}
     of_images = {}
+    if ENCODE in model.methods:
+        of_images = {name: given.pop(name) for name in sorted(given.keys() & IMAGE_ARGUMENTS)}
+    given = encoder_inputs(model, takes["start"] if has_encoder else frozenset(), given)
     if not has_encoder:
-        if ENCODE in model.methods:
-            of_images = {name: given.pop(name) for name in sorted(given.keys() & IMAGE_ARGUMENTS)}
-        refuse_arguments(model.name, given)
         given = {"input_ids": ids}
     elif "attention_mask" in takes["start"] and "input_ids" in given:
         words = checked_mask(given.get("attention_mask"), given["input_ids"].shape)
@@ -179,13 +180,17 @@ def checked_mask(mask: Any, shape: tuple[int, ...]) -> Any:
     return found.astype(np.bool_)
 
 
-def refuse_arguments(model: str, given: Mapping[str, Any]) -> None:
-    if given:
+def encoder_inputs(model: LanguageModel, parameters: frozenset[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of an encoder, without arguments that change nothing."""
+    spare = spare_names(model.name, model.assets, parameters, given)
+    if unknown := given.keys() - parameters - spare:
+        names = sorted(parameters) or ["input_ids", "attention_mask"]
         raise InputError(
-            f"`generate` of model `{model}` has no argument `{min(given)}`",
-            found=nearest(min(given), SETTINGS),
-            hint="give `input_ids`, `attention_mask` and the settings that `help(model.generate)` lists",
+            f"`generate` of model `{model.name}` has no argument `{min(unknown)}`",
+            found=nearest(min(unknown), SETTINGS),
+            hint=f"give {', '.join(f'`{name}`' for name in names)} and the settings that `help(model.generate)` lists",
         )
+    return {name: value for name, value in given.items() if name in parameters}
 
 
 def check_tokens(ids: Any, vocabulary: int, where: str) -> None:
