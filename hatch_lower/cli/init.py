@@ -287,7 +287,8 @@ def version_file(declared: Declared, attribute: str) -> str:
 
 
 def run_time_needs(declared: Declared) -> list[str]:
-    from hatch_lower.backends.early import NUMPY, early_requirements
+    from hatch_lower.backends.early import early_requirements
+    from hatch_lower.runtime.torch_reasons import NUMPY
 
     checkpoint = checkpoint_of(declared.export)
     files = (
