@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from hatch_lower.errors import EntryPointError
+from hatch_lower.format.prompts import NEAR_IMAGES, NEAR_NONE, NEAR_PROMPT, PIXELS
 from hatch_lower.huggingface.attention import Layers
 from hatch_lower.huggingface.examples import BATCH, known_inputs
 from hatch_lower.huggingface.generation import (
@@ -25,7 +26,6 @@ from hatch_lower.huggingface.generation import (
     example_mask,
     keys_and_values,
 )
-from hatch_lower.runtime.generation.images import NEAR_IMAGES, NEAR_NONE, NEAR_PROMPT, PIXELS
 
 # the tokens of a prompt that see each other in both directions, by the model's kind; default: none
 NEAR = {"gemma3": NEAR_IMAGES, "paligemma": NEAR_PROMPT}

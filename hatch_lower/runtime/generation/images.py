@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hatch_lower.errors import InputError
+from hatch_lower.format.prompts import NEAR_NONE, NEAR_PROMPT, PIXELS
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.texts import in_library, in_numpy
 
@@ -15,10 +16,9 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Arrays
 
 Numbers = Any  # an array of NumPy
-PIXELS, PADDING, KINDS = "pixel_values", "pixel_attention_mask", "token_type_ids"
+PADDING, KINDS = "pixel_attention_mask", "token_type_ids"
 IMAGE_ARGUMENTS = frozenset({PIXELS, PADDING, KINDS})
 ENCODE, EMBED = "encode_image", "embed"  # methods
-NEAR_NONE, NEAR_IMAGES, NEAR_PROMPT = range(3)  # the tokens of a prompt that see each other in both directions
 
 
 class ImagePrompt(Frozen):
