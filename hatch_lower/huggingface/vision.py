@@ -41,10 +41,14 @@ def reads_images(model: Any) -> bool:
         return False
     if isinstance(image_token(model), int) and hasattr(model, "get_image_features"):
         return True
-    raise EntryPointError(
+    raise refused_images(model, "no `image_token_id` in its configuration, or no method `get_image_features`")
+
+
+def refused_images(model: Any, reason: str) -> EntryPointError:
+    return EntryPointError(
         f"the images of `{type(model).__name__}` cannot be exported for generation",
-        where="`config.json`",
-        found="no `image_token_id`, or no method `get_image_features`",
+        where="its images",
+        found=reason,
         hint="export its method `forward`: `hatch_lower.huggingface.model(module, inputs={…})` in an entry point",
     )
 
@@ -61,12 +65,17 @@ class ImageGenerator(Generator):
         self.images = dict(known_inputs(model, Dim("images")))[PIXELS].value
         self.has_rows = False  # whether images are of shape (rows, images of a row, channels, height, width)
         with torch.no_grad():
-            try:
-                features = self.encode_image(self.images[:1])
-            except ValueError:
-                self.has_rows = True
-                features = self.encode_image(self.images[:1])
-        self.places = len(features)
+            self.places = len(self._first_features())
+
+    def _first_features(self) -> Tensor:
+        """Return the features of an image, after a choice between both shapes of images."""
+        try:
+            return self.encode_image(self.images[:1])
+        except ValueError:
+            self.has_rows = True
+        except (TypeError, AttributeError) as error:
+            raise refused_images(self.model, f"{type(error).__name__}: {error}") from error
+        return self.encode_image(self.images[:1])
 
     def start(self, **inputs: Tensor) -> dict[str, Any]:
         """Return the cache before the first token, the sizes, and the token of images with its number in an image."""

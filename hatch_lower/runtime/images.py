@@ -23,6 +23,8 @@ PLAIN = (
     "ChineseCLIP",
     "ConvNext",
     "DeiT",
+    "Gemma3",
+    "Llava",
     "MobileNetV1",
     "MobileNetV2",
     "Pvt",
@@ -35,10 +37,12 @@ SHORTEST = (
     "CLIP",
     "ChineseCLIP",
     "ConvNext",
+    "Llava",
     "MobileNetV1",
     "MobileNetV2",
     "Siglip",
 )  # an integer is the shorter side
+WITHOUT_CROP = "Gemma3"
 SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 CHANNELS = 3
 LARGEST = 1 << 14  # a side of an image
@@ -110,7 +114,7 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
     found = read_processor(model, assets, IMAGES)
     kind, config = found.kind, found.config
     name = next((kind.removesuffix(suffix) for suffix in SUFFIXES if kind.endswith(suffix)), kind)
-    if name not in PLAIN or config.get("do_pad"):
+    if name not in PLAIN or config.get("do_pad") or config.get("do_pan_and_scan"):
         raise ProgramError(
             f"the image processor of model `{model}` has steps that need transformers",
             where=found.where,
@@ -122,7 +126,7 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
             model,
             resized_sides(config["size"], name) if config.get("do_resize") else None,
             number_from(config.get("resample", 2), 0, 5),
-            crop_sides(config["crop_size"]) if config.get("do_center_crop") else None,
+            crop_sides(config["crop_size"]) if config.get("do_center_crop") and name != WITHOUT_CROP else None,
             float(config["rescale_factor"]) if config.get("do_rescale", True) else None,
             channels(config["image_mean"]) if config.get("do_normalize") else None,
             channels(config["image_std"]) if config.get("do_normalize") else None,

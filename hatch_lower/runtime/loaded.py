@@ -148,7 +148,8 @@ class LoadedModel:
         Args:
             text: a text, or a list of texts, which are padded to the longest.
             pair: the second text of each pair.
-            images: an image, or a list of images: files, images of Pillow, or arrays of uint8 with channels last.
+            images: an image, or a list of images: files, images of Pillow, or arrays of uint8 with channels last. For
+                a language model, the texts have a mark for each image, such as `<image>`.
             sounds: a sound, or a list of sounds: WAV files, or arrays of floats from -1 to 1 of shape (samples,).
             sampling_rate: samples a second of arrays in `sounds`, which must be the model's.
 
@@ -165,7 +166,7 @@ class LoadedModel:
         """
         if self._generates:
             starts = inspect.signature(self.methods["start"]).parameters
-            parameters: Collection[str] = {"input_ids", "attention_mask", *starts}
+            parameters: Collection[str] = {"input_ids", "attention_mask", *starts, *self._image_parameters}
         else:
             self._check_method("forward")
             parameters = inspect.signature(self.methods["forward"]).parameters
@@ -186,6 +187,8 @@ class LoadedModel:
             pairs = None if pair is None else checked_texts(pair, "pair")
             if pairs is not None and len(pairs) != len(texts):
                 raise InputError("each text needs one second text", found=f"{len(texts)} texts, {len(pairs)} of `pair`")
+            if self._image_parameters:
+                texts = self._with_places(texts, len(found.get("pixel_values", ())))
             found |= self._text_reader().read(texts, pairs)
         return {name: self._in_library(array) for name, array in found.items() if name in parameters}
 
@@ -245,6 +248,22 @@ class LoadedModel:
         forward = self.methods.get("forward")
         parameters = {} if forward is None else inspect.signature(forward).parameters
         return spare_names(self.name, self.assets, parameters, arguments) if parameters else ()
+
+    @property
+    def _image_parameters(self) -> Collection[str]:
+        encode = self.methods.get("encode_image") if self._generates else None
+        return () if encode is None else inspect.signature(encode).parameters
+
+    def _with_places(self, texts: list[str], images: int) -> list[str]:
+        import numpy
+
+        from hatch_lower.runtime.placeholders import image_place, with_places
+
+        if not images:
+            return texts
+        sizes = self.methods["start"](input_ids=self._in_library(numpy.zeros((1, 1), dtype=numpy.int64)))
+        place = image_place(self.name, self.assets, int(sizes["image_places"]), self._text_reader())
+        return with_places(texts, images, place)
 
     @property
     def _generates(self) -> bool:

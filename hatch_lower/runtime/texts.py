@@ -91,6 +91,11 @@ class TextReader:
         if self._tokenizer.padding is not None:
             self._tokenizer.enable_padding(**{**self._tokenizer.padding, "direction": "left"})
 
+    def token(self, number: int) -> str | None:
+        """Return the text of a token, `None` for an unknown number."""
+        found: str | None = self._tokenizer.id_to_token(number) if 0 <= number < MOST else None
+        return found
+
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.generators import loaded
 
 from hatch_lower.config.checkpoint import CheckpointFolder
 from hatch_lower.errors import EntryPointError, InputError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.huggingface import as_pretrained, generator
 from hatch_lower.huggingface.checkpoint import checkpoint_model
-from hatch_lower.model import Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.runtime.eager import make_eager
 from hatch_lower.runtime.loaded import LoadedModel
-from hatch_lower.runtime.torch_arrays import ARRAYS
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 LLAMA = {"vocab_size": 99, "num_key_value_heads": 2, **WIDTH}
@@ -60,24 +59,6 @@ def language_model(transformers: Any, kind: str, config: Mapping[str, Any]) -> A
         for parameter in module.parameters():
             parameter.mul_(3 if parameter.dim() > 1 else 1)
     return module
-
-
-def loaded(model: Model, assets: Mapping[str, Path] | None = None) -> LoadedModel:
-    """Return a model whose methods are those of the module, with the signatures of the exported methods."""
-
-    def method(name: str) -> Callable[..., Any]:
-        def call(**arguments: Any) -> Any:
-            with torch.no_grad():
-                return getattr(model.module, name)(**arguments)
-
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters = [inspect.Parameter(each, kind) for each in model.methods[name].kwargs]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return call
-
-    runnable: Any = SimpleNamespace(methods={name: method(name) for name in model.methods}, arrays=ARRAYS)
-    provenance: Any = SimpleNamespace(name="net", assets=assets or {}, arrays="torch")
-    return LoadedModel(runnable, provenance)
 
 
 def prompts() -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@
 | builds that are disturbed | `faults`, `supervise.cpp` (at a chosen change of a file), `compilers`, `cache_server` |
 | one build and another | `variations` (what must not matter), `mutations` (what must), `counted` (at the same time) |
 | what an export reads | `recorded` |
+| generation | `generators` (language models without an export) |
 | lowering | `exports` (a model to edit), `backends`, `tables`, `generated` and `random_tags` (random programs) |
 | wheels, plans and packaged files | `wheels`, `lowered` and `plans` (by hand), `hostile` (damaged at random) |
 | the documentation | `console` (pages as shell sessions) |

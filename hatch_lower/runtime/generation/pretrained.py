@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -20,7 +21,9 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
 from hatch_lower.errors import ProgramError
+from hatch_lower.format.prompts import PIXELS
 from hatch_lower.runtime.generation.calls import LanguageModel, check_methods
+from hatch_lower.runtime.generation.images import EMBED, ImagePrompt, image_prompt
 from hatch_lower.runtime.generation.loop import Cache, Steps, padding_mask
 from hatch_lower.runtime.generation.settings import GENERATION
 from hatch_lower.runtime.texts import CONFIG
@@ -72,6 +75,7 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
     def __init__(self, model: LanguageModel, config: Any) -> None:
         super().__init__(config)
         self.start = Start(model)
+        self.methods = model.methods
         self.decode = model.methods["decode"]
         self.takes = frozenset(inspect.signature(self.decode).parameters)
         self.arrays = model.arrays
@@ -91,7 +95,7 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
     def get_encoder(self, modality: str | None = None) -> Any:
         return self.start if "cross" in self.takes else self
 
-    def forward(
+    def forward(  # noqa: PLR0913 (the arguments of transformers)
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -101,9 +105,13 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         logits_to_keep: int = 0,
+        pixel_values: Tensor | None = None,
         **ignored: Any,
     ) -> Any:
-        """Return logits of the last `logits_to_keep` tokens (0: of all) and the cache, as models of transformers do."""
+        """Return logits of the last `logits_to_keep` tokens (0: of all) and the cache, as models of transformers do.
+
+        The images of a prompt are read with the first tokens.
+        """
         has_encoder = "cross" in self.takes
         tokens: Any = decoder_input_ids if has_encoder else input_ids
         if cache is None:
@@ -119,12 +127,22 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
             more["cross"] = self.start.cross_layers(encoder_outputs[0])
         if "encoder_mask" in self.takes:
             more["encoder_mask"] = mask_of(attention_mask, encoder_outputs[0][..., 0])
-        steps = Steps(self.decode, self.arrays, int(started["window"]), int(started["longest"]), more)
+        images = None
+        if EMBED in self.methods:
+            is_prompt = held.used == 1 and pixel_values is not None
+            images = self._image_prompt(tokens, {PIXELS: pixel_values} if is_prompt else {})
+        steps = Steps(self.decode, self.arrays, int(started["window"]), int(started["longest"]), more, images)
         last = logits_to_keep or tokens.shape[1]
         logits, after = steps.logits(tokens.numpy(), visible.bool().numpy(), last, held)
         # layers of one kind: sliding layers of transformers forget keys, and `decode` masks them
         own.layers = [kept_layer(*(each[:, :, 1 : after.used] for each in layer)) for layer in after.layers]
         return (Seq2SeqLMOutput if has_encoder else CausalLMOutputWithPast)(logits=logits, cache=cache)
+
+    def _image_prompt(self, tokens: Tensor, given: dict[str, Any]) -> ImagePrompt:
+        arrays = {name: value.float().numpy() for name, value in given.items()}
+        # a token of images that was generated is a token as others are
+        ids = tokens.numpy() if given else np.full(tokens.shape, -1)
+        return image_prompt(self.methods, self.arrays, arrays, ids, self.start.started)
 
 
 def cache_before(first: Layers, cache: Any) -> Cache:
