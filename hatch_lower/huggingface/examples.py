@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +36,7 @@ def made_inputs(module: PreTrainedModel) -> dict[str, ExampleInput]:
     """
     names = inspect.signature(module.forward).parameters
     batch = Dim("batch", min=1, max=LARGEST_BATCH)
-    found = {name: each for name, each in known_inputs(module, batch) if name in names}
+    found = {name: each for name, each in known_inputs(module, batch, names) if name in names}
     if module.main_input_name not in found:
         raise EntryPointError(
             "the example inputs of the model are not known",
@@ -47,9 +47,11 @@ def made_inputs(module: PreTrainedModel) -> dict[str, ExampleInput]:
     return found
 
 
-def known_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, ExampleInput]]:
+def known_inputs(module: PreTrainedModel, batch: Any, names: Container[str]) -> Iterator[tuple[str, ExampleInput]]:
+    """Yield inputs of the model's kind; `names` are the parameters of `forward`."""
     main, config = module.main_input_name, module.config
-    has_vision = getattr(config, "vision_config", None) is not None
+    # some models of image and text have a single configuration for both
+    has_vision = "pixel_values" in names and (hasattr(config, "vision_config") or hasattr(config, "image_size"))
     if main == "pixel_values" or has_vision:
         yield "pixel_values", image_input(getattr(config, "vision_config", None) or config, batch)
     if main == "input_values" and hasattr(config, "max_length"):  # a spectrogram of a fixed length
@@ -65,7 +67,7 @@ def known_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, Exa
         yield "input_features", spectrogram_input(config, batch)
     if main == "input_ids":
         yield from text_inputs(module, batch)
-    if config.is_encoder_decoder:
+    if "decoder_input_ids" in names and config.is_encoder_decoder:  # a detector's decoder reads no tokens
         length = Dim("decoder_sequence", min=1, max=longest_text(module))
         yield "decoder_input_ids", token_input(config, batch, length)
 
@@ -93,7 +95,8 @@ def token_input(config: Any, batch: Any, length: Any) -> ExampleInput:
 def longest_text(module: PreTrainedModel) -> int:
     """Return the largest number of tokens for which the model has positions."""
     config = module.config.get_text_config()
-    limits = [LONGEST, *(getattr(config, name, None) or LONGEST for name in ("max_position_embeddings", "n_positions"))]
+    named = (getattr(config, name, None) or LONGEST for name in ("max_position_embeddings", "n_positions"))
+    limits = [LONGEST, *(limit for limit in named if limit > 0)]  # -1 for a model without a limit
     for name, child in module.named_modules():
         if isinstance(child, torch.nn.Embedding) and name.rpartition(".")[2] in POSITIONS and "vision" not in name:
             # tables with an index for padding number positions from the next index on

@@ -23,7 +23,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.derivatives import call_of_operators
 from hatch_lower.pipeline.discover import Exports
-from hatch_lower.pipeline.exceptions import describe_exception, message_of, refuse_out_of_memory, trim_lines, user_line
+from hatch_lower.pipeline.exceptions import describe_exception, line_of, message_of, refuse_out_of_memory, trim_lines
 from hatch_lower.pipeline.module_checks import (
     AttributeChange,
     check_attributes,
@@ -317,7 +317,7 @@ def capture_error(
     if (fixed := fixed_size(reason, sizes)) is not None:
         return CaptureError(
             f"the dynamic shapes of method `{name}` do not hold",
-            where=method_place(model, name, user_line(error, roots)),
+            where=method_place(model, name, line_of(error, roots, module)),
             found=f"{fixed.text()}, and torch.export treats a size of 0 or 1 as fixed",
             hint=f"use an example size of 2 or more in this dimension; the range of `{fixed.name}` may still begin at 0"
             " or 1",
@@ -326,7 +326,7 @@ def capture_error(
         fixes = "Suggested fixes" in reason
         return CaptureError(
             f"the dynamic shapes of method `{name}` do not hold",
-            where=method_place(model, name, user_line(error, roots)),
+            where=method_place(model, name, line_of(error, roots, module)),
             found=cleaned(reason),
             hint=("declare `dynamic_shapes` as torch suggests" if fixes else "correct `dynamic_shapes`")
             + f", or omit the dimension to keep the size fixed; the parameters are {parameters}",
@@ -334,20 +334,20 @@ def capture_error(
     if (eager := failure_of_eager(module, name, declared)) is not None:
         return CaptureError(
             f"method `{name}` does not run with its example inputs",
-            where=method_place(model, name, user_line(eager, roots)),
+            where=method_place(model, name, line_of(eager, roots, module)),
             found=describe_exception(eager),
             hint=f"correct `args` and `kwargs` of the `hatch_lower.Method`; the parameters are {parameters}",
         )
     if (gradients := hint_on_gradients(error)) != "":
         return CaptureError(
             f"torch.export cannot trace the derivatives in method `{name}`",
-            where=method_place(model, name, user_line(error, roots)),
+            where=method_place(model, name, line_of(error, roots, module)),
             found=f"{type(error).__name__}: {cleaned(reason)}",
             hint=gradients,
         )
     return CaptureError(
         f"torch.export cannot capture method `{name}`",
-        where=method_place(model, name, user_line(error, roots)),
+        where=method_place(model, name, line_of(error, roots, module)),
         found=f"{type(error).__name__}: {cleaned(reason)}",
         hint=hint_on_code(error, reason),
     )

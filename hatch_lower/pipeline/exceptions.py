@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hatch_lower
 from hatch_lower.errors import NO_MEMORY
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 LINES_KEPT = 12
 CHARACTERS_KEPT = 1500
@@ -22,6 +27,25 @@ def user_line(error: BaseException, roots: Sequence[Path]) -> str:
         for frame in reversed(traceback.extract_tb(seen.__traceback__)):
             if is_user_file(Path(frame.filename), roots):
                 return f"{relative_to_roots(Path(frame.filename), roots)}:{frame.lineno}"
+    return ""
+
+
+def line_of(error: BaseException, roots: Sequence[Path], module: Module) -> str:
+    """Return the line in the user's own code, else the innermost line in a file with a class of the module's parts."""
+    return user_line(error, roots) or class_line(error, module)
+
+
+def class_line(error: BaseException, module: Module) -> str:
+    kinds = {type(part).__module__ for part in module.modules()}
+    files = {
+        str(getattr(sys.modules.get(name), "__file__", "")): name
+        for name in kinds
+        if name.partition(".")[0] not in ("torch", "hatch_lower")
+    }
+    for seen in chain_of(error):
+        for frame in reversed(traceback.extract_tb(seen.__traceback__)):
+            if name := files.get(frame.filename):
+                return f"{name.replace('.', '/')}.py:{frame.lineno}"
     return ""
 
 

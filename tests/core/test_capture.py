@@ -382,6 +382,13 @@ def test_example_inputs_that_do_not_fit(args: tuple[Any, ...], line: str, found:
     )
 
 
+def test_the_line_of_a_library_s_class_is_named_without_a_line_of_the_project() -> None:
+    with pytest.raises(CaptureError) as error:
+        capture_model("net", Model(Bad(), {"branch": Method((PAIR,))}), NullReporter())
+    line = line_of("if x.sum() > 0:")
+    assert error.value.where == f"model `net`, method `branch`, {Bad.__module__.replace('.', '/')}.py:{line}"
+
+
 def test_a_branch_on_data() -> None:
     assert refuse(Bad(), branch=Method((PAIR,))) == (
         "torch.export cannot capture method `branch`\n"

@@ -314,6 +314,34 @@ def test_a_model_is_exported_with_inputs_of_its_kind(name: str, transformers: An
     assert method.kwargs.keys() == expected.keys()
 
 
+@pytest.mark.parametrize(
+    ("kind", "config", "expected"),
+    [
+        ("ViltModel", {"image_size": 32, "patch_size": 16, **WORDS}, {"pixel_values", *TEXT, "token_type_ids"}),
+        ("DetrForObjectDetection", {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1}, {"pixel_values"}),
+    ],
+)
+def test_example_inputs_are_those_of_forward(
+    kind: str, config: dict[str, Any], expected: set[str], transformers: Any
+) -> None:
+    # an image beside a text in a single configuration; a decoder without tokens
+    from hatch_lower.huggingface.examples import made_inputs
+
+    found = getattr(transformers, kind)
+    if kind.startswith("Detr"):
+        backbone = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "out_features": ["stage2"]}
+        config = {"backbone_config": transformers.ResNetConfig(**backbone), **config}
+    assert made_inputs(found(found.config_class(**config))).keys() == expected
+
+
+def test_a_model_without_a_limit_of_positions_takes_long_texts(transformers: Any) -> None:
+    from hatch_lower.huggingface.examples import longest_text
+
+    config = transformers.XLNetConfig(vocab_size=99, d_model=32, n_layer=1, n_head=2, d_inner=64)
+    assert config.max_position_embeddings == -1
+    assert longest_text(transformers.XLNetModel(config)) == 4096
+
+
 def test_the_longest_text_is_the_number_of_positions(transformers: Any) -> None:
     make, _ = NETWORKS["roberta"]
     sequence = model(make(transformers)).methods["forward"].dynamic_shapes["input_ids"][1]
