@@ -1121,10 +1121,34 @@ def test_a_weight_in_integers_that_is_used_both_ways_round_is_packed_for_one(tmp
         torch.testing.assert_close(found, expected)
 
 
+NORMS = """
+import numpy as np
+from hatch_lower.backends.openvino.library import engine, import_openvino
+
+openvino = import_openvino()
+given = openvino.op.Parameter(openvino.Type.f32, openvino.Shape([2, 8]))
+axes = openvino.opset13.constant(np.array([1]))
+norm = openvino.opset13.mvn(given, axes, True, 1e-5, "INSIDE_SQRT")
+model = engine().compile_model(openvino.Model([norm], [given], "norm"), "CPU")
+print(abs(model([np.arange(16, dtype=np.float32).reshape(2, 8)])[0].sum()) < 1e-4)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the variable is for processors of x86-64")
+def test_norms_are_computed_under_the_instructions_of_builds(tmp_path: Path) -> None:
+    path = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": path, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-c", NORMS]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["True"])
+
+
 SATURATING = """
 import runpy, sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
+from hatch_lower.backends.openvino import library
+library.ONEDNN = "LIBRARY_READS_ITS_OWN"  # stands for an old processor: the variable stays for OpenVINO
 test = runpy.run_path(sys.argv[1])
 print(test["sums_integers"]())
 test["test_a_quantized_model_is_one_partition"](test["conv_net"], "x86", Path(sys.argv[2]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -15,6 +16,9 @@ CPU = "CPU"
 # The format and its opsets are kept readable by later releases; a new year's release may drop deprecated parts
 REQUIREMENT = "openvino>=2026.0,<2027"
 TELEMETRY = "openvino_telemetry"
+# Limits oneDNN to older instructions, as in builds. OpenVINO's own kernels then mix instruction sets: MVN, which
+# computes norms of layers and groups, crashes on a processor with AVX-512 for sizes that are no multiple of 16.
+ONEDNN = "ONEDNN_MAX_CPU_ISA"
 IMPORTING = Lock()
 
 
@@ -109,4 +113,17 @@ def passed_over(device: str, running: Sequence[str]) -> str:
 @cache
 def engine() -> Any:
     # a single core in the process: the plugins of devices are loaded once
-    return import_openvino().Core()
+    core = import_openvino().Core()
+    with suppress(RuntimeError), without_variable(ONEDNN):  # of an OpenVINO without the plugin of the CPU
+        core.get_property(CPU, "OPTIMIZATION_CAPABILITIES")  # the plugin reads the variable once, here
+    return core
+
+
+@contextmanager
+def without_variable(name: str) -> Iterator[None]:
+    value = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
