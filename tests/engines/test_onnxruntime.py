@@ -339,6 +339,15 @@ def test_what_log1p_and_expm1_give_of_special_numbers_is_eagers(tmp_path: Path) 
     check(Apply(lambda x: (torch.log1p(x), torch.expm1(x))), tmp_path, (x,), **{"finite-only": False})
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_root_written_as_a_power_is_eagers(dtype: torch.dtype, tmp_path: Path) -> None:
+    inf = float("inf")
+    x = torch.tensor([-inf, -2.0, -0.0, 0.0, 2.0, 3.0, inf, float("nan")], dtype=dtype)
+    lowered = check(Apply(lambda x: (x**0.5, x**-0.5)), tmp_path, (x,), **{"finite-only": False})
+    assert len(delegates(lowered)) == 1
+    assert not lowered.reasons["forward"]
+
+
 @pytest.mark.parametrize(
     ("dtype", "least"), [(torch.float16, -15), (torch.float32, -80), (torch.float64, -700)], ids=str
 )

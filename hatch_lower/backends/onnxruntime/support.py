@@ -268,11 +268,6 @@ def limit_norm(given: Mapping[str, Any]) -> str:
     return ""
 
 
-def limit_power(given: Mapping[str, object]) -> str:
-    # Eager takes the root, which is NaN for negative infinity; ONNX Runtime gives infinity, or 0 for the inverse.
-    return "a root written as a power is not taken" if given["exponent"] in (0.5, -0.5) else ""
-
-
 def limit_index(given: Mapping[str, Any]) -> str:
     # With a mask, the size of the result depends on its contents.
     indices = [getattr(index, "meta", {}).get("val", index) for index in given["indices"] if index is not None]
@@ -325,7 +320,6 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
     torch.ops.aten.convolution.default: limit_convolution,
     torch.ops.aten.index.Tensor: limit_index,
     torch.ops.aten.linalg_vector_norm.default: limit_norm,
-    torch.ops.aten.pow.Tensor_Scalar: limit_power,
     torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
     torch.ops.aten.scatter.src: limit_scatter,
     torch.ops.aten.scatter_add.default: limit_scatter,

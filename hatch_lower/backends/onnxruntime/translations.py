@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import BOOL, INT64
+from onnxscript.function_libs.torch_lib.ops.core import aten_pow_tensor_scalar
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 from onnxscript.onnx_opset import opset20
 
@@ -53,6 +54,15 @@ def clamp(self: TTensor, min: float | None = None, max: float | None = None) -> 
 
 def power_of_number(self: float, exponent: TTensor) -> Value:
     return op.Pow(op.CastLike(op.Constant(value=ir.tensor(np.array(self, np.float64))), exponent), exponent)
+
+
+def power(self: TTensor, exponent: float) -> Value:
+    # Eager takes the root, which is NaN for negative infinity, where a power is infinity, or 0 for the inverse. Of
+    # halves eager takes the power.
+    if abs(exponent) != 0.5 or self.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        return aten_pow_tensor_scalar(self, exponent)
+    root = op.Sqrt(self)
+    return root if exponent > 0 else op.Reciprocal(root)
 
 
 def wide_of(value: Any) -> Value:
@@ -194,6 +204,7 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.mean.dim: mean_dim,
     torch.ops.aten.native_group_norm.default: group_norm,
     torch.ops.aten.pow.Scalar: power_of_number,
+    torch.ops.aten.pow.Tensor_Scalar: power,
     torch.ops.aten.sort.stable: sort_stable,
     torch.ops.aten.squeeze.dim: squeeze_dim,
     torch.ops.aten.squeeze.dims: squeeze_dims,
