@@ -126,6 +126,10 @@ def limit_values(example: torch.Tensor, count: int, generator: torch.Generator) 
 # operators for which torch does not specify the order of equal numbers
 ORDERS = frozenset({"argsort", "kthvalue", "median", "mode", "nanmedian", "sort", "topk"})
 
+# operators that return a mean and the inverse of a deviation behind their first result
+NORMS = frozenset({"native_batch_norm", "native_group_norm", "native_layer_norm"})
+STEEP = 100  # a mean over its deviation: behind a norm, rounding errors of the numbers are as many times as large
+
 
 def why_undecided(eager: Callable[..., object], case: InputCase, *, order_alone: bool = False) -> str:
     """Return the reason why a difference for constant inputs is not a fault, else an empty string.
@@ -133,7 +137,8 @@ def why_undecided(eager: Callable[..., object], case: InputCase, *, order_alone:
     `order_alone`: look only for operations that order equal numbers, not for numbers that are not finite.
 
     `finite-only` tells a backend that a model meets neither NaN nor infinity. Constant inputs may cause both where
-    other inputs do not: the variance of equal numbers is 0.
+    other inputs do not: the variance of equal numbers is 0. A norm of numbers that are equal but for rounding errors
+    shows these errors alone.
     """
     met: list[str] = []
 
@@ -142,17 +147,22 @@ def why_undecided(eager: Callable[..., object], case: InputCase, *, order_alone:
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if base_name(operator) in ORDERS and given and has_equal(given[0]):
             met.append(f"torch does not specify which of equal numbers `{operator_name(operator)}` gives first")
-        elif (
-            not order_alone
-            and any(map(is_not_finite, tensors.tree_leaves(result)))
-            and not any(map(is_not_finite, leaves))
-        ):
+        elif order_alone:
+            return
+        elif base_name(operator) in NORMS and is_steep(result):
+            met.append(f"eager's `{operator_name(operator)}` enlarges the rounding errors of equal numbers")
+        elif any(map(is_not_finite, tensors.tree_leaves(result))) and not any(map(is_not_finite, leaves)):
             met.append(f"eager's `{operator_name(operator)}` gives a number that is not finite")
 
     args, kwargs = case.copied()
     with torch.no_grad(), CallsSeen(look):
         eager(*args, **kwargs)
     return met[0] if met else ""
+
+
+def is_steep(result: object) -> bool:
+    _, mean, inverse = tensors.tree_leaves(result)
+    return bool((mean.abs() * inverse > STEEP).any())
 
 
 def has_equal(values: torch.Tensor) -> bool:
