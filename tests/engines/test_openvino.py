@@ -656,6 +656,29 @@ def test_int64_stays_outside_unless_it_is_an_index(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected)
 
 
+def test_integers_between_integers_that_stay_outside_are_no_partition(tmp_path: Path) -> None:
+    table = torch.randn(9, 3)
+
+    def net(ids: Tensor) -> Tensor:
+        seen = (ids != 0).int()
+        places = (torch.cumsum(seen, 1).int() + 1) * seen
+        return F.embedding(places.long(), table).tanh() + F.embedding(ids, table)
+
+    ids = torch.tensor([[3, 4, 0], [5, 0, 0]])
+    lowered = lower(Call(net), ids)
+    (delegate,) = delegates(lowered)
+    assert "aten.tanh.default" in operators_of(delegate)
+    assert "its partition would compute integers alone, which takes torch less time than a call of OpenVINO" in (
+        reasons(lowered).values()
+    )
+    torch.testing.assert_close(load(save_program(lowered, tmp_path / "program"))(ids), net(ids))
+
+
+def test_integers_are_a_partition_where_there_is_no_other() -> None:
+    ids = torch.ones(2, 3, dtype=torch.int32)
+    assert len(delegates(lower(Call(lambda x: (x + 1) * x), ids))) == 1
+
+
 NOTHING = torch.full((2, 2, 3), float("nan"))
 
 

@@ -9,7 +9,7 @@ from operator import getitem
 from typing import ClassVar
 
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.openvino.claims import DEQUANTIZE_CHANNELS, KEPT_OPERATORS, NAN_LOSING
@@ -26,7 +26,7 @@ from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import Ke
 from hatch_lower.exir.backend.options import spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.utils import unchanged_constants
-from hatch_lower.exir.graph.nodes import Ranges
+from hatch_lower.exir.graph.nodes import Ranges, result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.runtime.torch_private.recurrent import RECURRENT
@@ -92,6 +92,11 @@ def check_installed() -> str:
         ) from error
 
 
+def has_floats(node: Node) -> bool:
+    values = [tensor for each in (node, *node.all_input_nodes) for tensor in result_tensors(each)]
+    return any(tensor.dtype.is_floating_point for tensor in values)
+
+
 class OpenvinoPartitioner(EnginePartitioner[Reasons]):
     """Takes as many nodes as OpenVINO computes as eager does, in as few convex groups as possible."""
 
@@ -114,7 +119,14 @@ class OpenvinoPartitioner(EnginePartitioner[Reasons]):
         return not is_move(node) and node.target is not getitem
 
     def idle_refusal(self, node: Node) -> str:
+        if self.computes(node):
+            return "its partition would compute integers alone, which takes torch less time than a call of OpenVINO"
         return "it only moves values, and its neighbours are not taken"
+
+    def groups(self, graph: Graph, why_not: Reasons) -> list[list[Node]]:
+        found = [list(nodes) for nodes in super().groups(graph, why_not)]
+        # integers alone: positions of tokens, for example, between operations that compute with int64
+        return [nodes for nodes in found if any(map(has_floats, nodes))] or found
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         # names: a node may belong to a copy in which other operations are decomposed
