@@ -56,7 +56,7 @@ def power_of_number(self: float, exponent: TTensor) -> Value:
     return op.Pow(op.CastLike(op.Constant(value=ir.tensor(np.array(self, np.float64))), exponent), exponent)
 
 
-def power(self: TTensor, exponent: float) -> Value:
+def power_of_tensor(self: TTensor, exponent: float) -> Value:
     # Eager takes the root, which is NaN for negative infinity, where a power is infinity, or 0 for the inverse. Of
     # halves eager takes the power.
     if abs(exponent) != 0.5 or self.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
@@ -204,7 +204,7 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.mean.dim: mean_dim,
     torch.ops.aten.native_group_norm.default: group_norm,
     torch.ops.aten.pow.Scalar: power_of_number,
-    torch.ops.aten.pow.Tensor_Scalar: power,
+    torch.ops.aten.pow.Tensor_Scalar: power_of_tensor,
     torch.ops.aten.sort.stable: sort_stable,
     torch.ops.aten.squeeze.dim: squeeze_dim,
     torch.ops.aten.squeeze.dims: squeeze_dims,
