@@ -24,5 +24,19 @@ def exporting(module: PreTrainedModel) -> Iterator[None]:
     from transformers.exporters.exporter_dynamo import reset_model_state
     from transformers.exporters.utils import apply_patches
 
-    with apply_patches("dynamo"), reset_model_state(module):
+    with apply_patches("dynamo"), reset_model_state(module), plain_experts(module):
         yield
+
+
+@contextmanager
+def plain_experts(module: PreTrainedModel) -> Iterator[None]:
+    """Let experts multiply with operators of torch: the default calls an operator of transformers."""
+    if not module._can_set_experts_implementation():
+        yield
+        return
+    before = module.get_experts_implementation()
+    module.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        module.set_experts_implementation(before)

@@ -84,6 +84,16 @@ def test_tokens_are_those_of_transformers(kind: str, transformers: Any) -> None:
     assert wanted[2, 2:].tolist()[: len(alone)] == alone.tolist()
 
 
+def test_experts_are_exported_with_operators_of_torch(transformers: Any) -> None:
+    module = language_model(transformers, *CAUSAL["experts"])
+    before = module.get_experts_implementation()
+    model = generator(module)
+    captured = capture_model("net", model, NullReporter())
+    operators = {str(node.target) for each in captured.methods for node in each.program.graph.nodes}
+    assert not [name for name in operators if name.startswith("transformers")]
+    assert module.get_experts_implementation() == before
+
+
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_tokens_after_an_encoder_are_those_of_transformers(kind: str, transformers: Any) -> None:
     module = language_model(transformers, *ENCODERS[kind])
