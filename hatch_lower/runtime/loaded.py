@@ -222,6 +222,7 @@ class LoadedModel:
 
         Raises:
             InputError: for arguments that do not fit the model, or a configuration that needs transformers.
+            CallError: for logits that are no numbers.
         """
         import numpy
 

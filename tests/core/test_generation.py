@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hatch_lower.errors import InputError
+from hatch_lower.errors import CallError, InputError
 from hatch_lower.runtime.generation.calls import LanguageModel, begin
 from hatch_lower.runtime.generation.choose import Chooser, likely_tokens, repeated
 from hatch_lower.runtime.generation.loop import causal_mask, sliding_mask
@@ -249,12 +249,18 @@ def test_a_generation_begins_with_the_first_token_without_a_prompt(tmp_path: Pat
         ({"max_new_tokens": 3, "input_ids": [[1, 2], [3]]}, "rows must have the same length"),
         ({"max_new_tokens": 3, "stop": [""]}, "`stop` must be a text, or a list of texts"),
         ({"max_new_tokens": 3, "max_tokens": 3}, "has no argument `max_tokens`"),
+        ({"max_new_tokens": 3, "max_tokens": 3, "input_ids": None}, "has no argument `max_tokens`"),
         ({"max_new_tokens": LONGEST}, "the sequence is longer than model `adder` computes"),
         ({"max_new_tokens": 3, "input_ids": [[1, WORDS]]}, "a token is out of range"),
         ({"max_new_tokens": 3, "input_ids": [[1, -1]]}, "a token is out of range"),
         ({"max_new_tokens": 3, "input_ids": [1, 2]}, "a prompt must be integers of shape"),
         ({"max_new_tokens": 3, "input_ids": [[]]}, "a prompt must be integers of shape"),
         ({"max_new_tokens": 3, "input_ids": [[1.0]]}, "a prompt must be integers of shape"),
+        ({"max_new_tokens": 3, "input_ids": "once"}, "a prompt must be integers of shape"),
+        ({"max_new_tokens": 3, "temperature": "1"}, "`temperature` must be a number from 0"),
+        ({"max_new_tokens": 3, "temperature": float("inf")}, "`temperature` must be a number from 0"),
+        ({"max_new_tokens": 3.0}, "`max_new_tokens` must be an integer from 1"),
+        ({"max_new_tokens": 3, "eos_token_id": "2"}, "`eos_token_id` must be an integer from 0"),
         ({"max_new_tokens": 3, "attention_mask": [[1, 0]]}, "must be padded on the left"),
         ({"max_new_tokens": 3, "attention_mask": [[1]]}, "a mask must be 1 at tokens"),
         ({"max_new_tokens": 3, "attention_mask": [[2, 1]]}, "a mask must be 1 at tokens"),
@@ -265,6 +271,79 @@ def test_wrong_arguments_are_refused(arguments: Mapping[str, Any], what: str) ->
         tokens_of(language_model(), **{"input_ids": [[1, 2]], **arguments})
     assert what in error.value.what
     assert error.value.hint
+
+
+def test_texts_in_place_of_tokens_name_preprocess() -> None:
+    with pytest.raises(InputError) as error:
+        tokens_of(language_model(), input_ids=["once upon a time"], max_new_tokens=1)
+    assert "model.preprocess" in error.value.hint
+
+
+def test_numbers_of_numpy_are_settings() -> None:
+    options = {"max_new_tokens": np.int64(2), "temperature": np.float32(0.5), "eos_token_id": [np.int32(7)]}
+    found = settings_of("m", {}, options, 4)
+    assert (found.max_new_tokens, found.temperature, found.ends) == (2, 0.5, (7,))
+
+
+@pytest.mark.parametrize(
+    ("packaged", "what"),
+    [
+        ({"max_new_tokens": "3"}, "`max_new_tokens` must be an integer from 1"),
+        ({"max_length": "30"}, "`max_length` must be an integer from 0"),
+        ({"min_length": "30", "max_new_tokens": 3}, "`min_length` must be an integer from 0"),
+        ({"do_sample": True, "top_p": "0.9", "max_new_tokens": 3}, "`top_p` must be a number from 0 to 1"),
+        ({"eos_token_id": [2, "3"], "max_new_tokens": 3}, "`eos_token_id` must be an integer from 0"),
+        ({"forced_bos_token_id": -1, "max_new_tokens": 3}, "`forced_bos_token_id` must be an integer from 0"),
+    ],
+)
+def test_a_wrong_value_of_the_configuration_names_the_file(packaged: Mapping[str, Any], what: str) -> None:
+    with pytest.raises(InputError) as error:
+        settings_of("m", packaged, {}, 4)
+    assert error.value.what.startswith(what)
+    assert error.value.where == "`generation_config.json`"
+    assert "build the wheel again" in error.value.hint
+
+
+def test_a_prompt_as_long_as_the_configuration_s_limit_is_refused_by_this_limit() -> None:
+    with pytest.raises(InputError, match="the prompt leaves no room for a new token") as error:
+        settings_of("m", {"max_length": 20}, {}, 20)
+    assert error.value.found == "a prompt of 20 tokens, and `max_length` of 20"
+    assert settings_of("m", {"max_length": 20}, {}, 19).max_new_tokens == 1
+    assert settings_of("m", {"max_length": 20}, {"max_new_tokens": 5}, 20).max_new_tokens == 5
+
+
+class Overflowing(Adder):
+    """A model whose logits of the row `wrong` are no numbers from the second call on."""
+
+    def __init__(self, number: float, wrong: int) -> None:
+        super().__init__()
+        self.number, self.wrong = number, wrong
+
+    def decode(self, input_ids: Any, attention_mask: Any, kept: Any, cache: Any, position_ids: Any) -> Any:
+        logits, cache = super().decode(input_ids, attention_mask, kept, cache, position_ids)
+        if len(self.calls) > 1:
+            logits[self.wrong, -1, 3] = self.number
+        return logits, cache
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_that_are_no_numbers_give_no_token(number: float, temperature: float) -> None:
+    _, steps = begin(
+        language_model(Overflowing(number, 1)),
+        {"input_ids": [[1, 2], [5, 3]], "max_new_tokens": 5, "temperature": temperature},
+    )
+    assert next(steps).shape == (2,)
+    with pytest.raises(CallError, match="the model's logits are no numbers") as error:
+        next(steps)
+    assert error.value.found == f"{number} as the largest logit of a row"
+
+
+def test_logits_of_a_row_that_has_ended_do_not_matter() -> None:
+    model = language_model(Overflowing(float("nan"), 0))
+    options = {"max_new_tokens": 4, "eos_token_id": 7, "pad_token_id": 30}
+    found = tokens_of(model, input_ids=[[1, 2, 4], [5, 3, 1]], **options)
+    assert found == [[7, 30, 30, 30], sums([5, 3, 1], 4)]
 
 
 def test_the_longest_sequence_is_computed() -> None:
@@ -279,12 +358,14 @@ def test_tokens_of_a_configuration_that_the_model_does_not_have(tmp_path: Path) 
     assert error.value.where == "`generation_config.json`"
 
 
-@pytest.mark.parametrize("packaged", [{"num_beams": 4}, {"penalty_alpha": 0.6}, {"bad_words_ids": [[3]]}])
+@pytest.mark.parametrize(
+    "packaged", [{"num_beams": 4}, {"penalty_alpha": 0.6}, {"bad_words_ids": [[3]]}, {"max_time": 2.0}]
+)
 def test_a_configuration_that_needs_transformers_is_refused(packaged: Mapping[str, Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot do what its configuration asks for") as error:
         tokens_of(language_model(None, tmp_path, **packaged), input_ids=[[1]], max_new_tokens=1)
     assert "as_pretrained" in error.value.hint
-    if "bad_words_ids" not in packaged:
+    if not {"bad_words_ids", "max_time"} & packaged.keys():
         model = language_model(None, tmp_path, **packaged)
         assert tokens_of(model, input_ids=[[1]], max_new_tokens=1, temperature=0) == [[1]]
 

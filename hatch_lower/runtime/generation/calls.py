@@ -64,18 +64,21 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     given = {name: in_numpy(chosen.pop(name), model.arrays) for name in sorted(chosen.keys() - SETTINGS)}
     prefix = "decoder_" if has_encoder else ""
     ids, mask = given.pop(prefix + "input_ids", None), given.pop(prefix + "attention_mask", None)
-    count = np.shape(ids)[-1] if ids is not None else len(speech.tokens) if speech else 1
-    settings = settings_of(model.name, speech.members(packaged, count) if speech else packaged, chosen, count)
-    detects = ids is None and speech is not None and speech.detected is not None
-    if ids is None:
-        tokens = speech.tokens if speech else first_tokens(model.name, settings)
-        ids = np.tile(np.array(tokens, dtype=np.int64), (len(next(iter(given.values()), np.zeros(1))), 1))
-    ids, visible = checked_prompt(ids, mask, pads_left=not has_encoder)
-    more: dict[str, Any] = {}
     of_images = {}
     if ENCODE in model.methods:
         of_images = {name: given.pop(name) for name in sorted(given.keys() & IMAGE_ARGUMENTS)}
     given = encoder_inputs(model, takes["start"] if has_encoder else frozenset(), given)
+    check_prompt = partial(checked_prompt, mask=mask, pads_left=not has_encoder)
+    prompt = None if ids is None else check_prompt(ids)
+    count = prompt[0].shape[1] if prompt else len(speech.tokens) if speech else 1
+    settings = settings_of(model.name, speech.members(packaged, count) if speech else packaged, chosen, count)
+    detects = prompt is None and speech is not None and speech.detected is not None
+    if prompt is None:
+        tokens = speech.tokens if speech else first_tokens(model.name, settings)
+        rows = next((len(each) for each in given.values() if each.ndim), 1)
+        prompt = check_prompt(np.tile(np.array(tokens, dtype=np.int64), (rows, 1)))
+    ids, visible = prompt
+    more: dict[str, Any] = {}
     if not has_encoder:
         given = {"input_ids": ids}
     elif "attention_mask" in takes["start"] and "input_ids" in given:
@@ -147,7 +150,9 @@ def checked_prompt(ids: Any, mask: Any, *, pads_left: bool) -> tuple[Any, Any]:
             "a prompt must be integers of shape (batch, tokens), with at least one token",
             where="`input_ids`",
             found=f"{ids.dtype} of shape {ids.shape}",
-            hint="one prompt is `[[…]]`; without a prompt, generation begins with the model's first token",
+            hint="give texts through `model.preprocess`: `model.generate(**model.preprocess(texts))`"
+            if ids.dtype.kind in "UO"
+            else "one prompt is `[[…]]`; without a prompt, generation begins with the model's first token",
         )
     visible = checked_mask(mask, ids.shape)
     if not pads_left and not visible.all():

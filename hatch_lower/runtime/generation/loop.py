@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hatch_lower.errors import CallError
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.generation.choose import Chooser
 from hatch_lower.runtime.generation.settings import GenerationSettings
@@ -179,6 +180,17 @@ class Sequences:
         return added
 
 
+def refuse_no_numbers(best: Numbers) -> None:
+    """Refuse logits that determine no token, by the largest of each row: NaN if one of them is NaN."""
+    if not np.isfinite(best).all():
+        raise CallError(
+            "the model's logits are no numbers",
+            where="method `decode`",
+            found=f"{best[~np.isfinite(best)][0]} as the largest logit of a row",
+            hint="call another recipe with the same prompt; in half precision, large numbers become infinite",
+        )
+
+
 def generated(
     steps: Steps,
     cache: Cache,
@@ -194,12 +206,16 @@ def generated(
         sequences: with the prompt.
         settings: of the call.
         stopped: whether a row, by its index and its new tokens, has a text that ends generation.
+
+    Raises:
+        CallError: for logits that are no numbers.
     """
     chooser = Chooser(settings, len(sequences.ended))
     tokens = sequences.tokens
     while sequences.new < settings.max_new_tokens and not sequences.ended.all():
         logits, cache = steps.logits(tokens, sequences.visible, 1, cache)
         scores = in_numpy(logits, steps.arrays)[:, 0].astype(np.float32)  # a copy, which the choice changes
+        refuse_no_numbers(scores.max(1)[~sequences.ended])
         added = sequences.add(chooser.choose(scores, sequences.rows, sequences.new))
         if settings.stops:
             for row in np.flatnonzero(~sequences.ended):

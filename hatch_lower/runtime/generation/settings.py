@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ NOT_HERE: Mapping[str, tuple[object, ...]] = {
     "epsilon_cutoff": (0, 0.0),
     "eta_cutoff": (0, 0.0),
     "top_h": (),
+    "max_time": (),
+    "token_healing": (False,),
 }
 SEARCHES = ("num_beams", "num_beam_groups", "num_return_sequences", "penalty_alpha")
 # arguments of `generate` that are no inputs of the model
@@ -42,6 +45,7 @@ SETTINGS = frozenset(
     )
 )
 DRAWING = ("top_k", "top_p", "seed")  # arguments for drawn tokens
+OF_SAMPLES = ("temperature", "top_k", "top_p")  # members without effect unless `do_sample` is true
 
 
 class GenerationSettings(Frozen):
@@ -79,55 +83,100 @@ def settings_of(
     Raises:
         InputError: for a value out of its range, no limit of tokens, or members that need transformers.
     """
-    found = {name: value for name, value in packaged.items() if value is not None}
-    refuse_other_searches(model, found, chosen="temperature" in arguments)
-    ends = token_ids(arguments.get("eos_token_id", found.get("eos_token_id")), "eos_token_id")
-    padding = token_ids(arguments.get("pad_token_id", found.get("pad_token_id")), "pad_token_id") or ends or (0,)
-    temperature = arguments.get("temperature", default_temperature(model, found, arguments))
-    samples = found.get("do_sample") is True
-    limits = {name: found[name] for name in ("top_k", "top_p") if samples and name in found}
-    longest, least = found.get("max_length"), found.get("min_length", 0)
-    begins = found.get("decoder_start_token_id", found.get("bos_token_id"))
-    count = arguments.get("max_new_tokens", found.get("max_new_tokens", longest and longest - prompt))
-    if count is None:
-        raise InputError(
-            f"model `{model}` is not told when to stop",
-            found="no `max_new_tokens`, and no limit in `generation_config.json`",
-            hint="name the limit: `model.generate(…, max_new_tokens=128)`",
-        )
+    members = {name: value for name, value in packaged.items() if value is not None}
+    refuse_other_searches(model, members, chosen="temperature" in arguments)
+    samples = members.get("do_sample") is True
+    if not samples:
+        refuse_drawing(model, arguments)
+        members = {name: value for name, value in members.items() if name not in OF_SAMPLES}
+    values = GivenSettings(arguments, members)
+    ends = values.tokens("eos_token_id")
+    longest, least = values.number("max_length", int, -1), values.number("min_length", int, 0)
+    if "max_new_tokens" not in {**arguments, **members}:
+        refuse_no_limit(model, longest, prompt)
     settings = GenerationSettings(
-        max_new_tokens=in_range(count, "max_new_tokens", int, least=1),
-        min_new_tokens=in_range(
-            arguments.get("min_new_tokens", found.get("min_new_tokens", max(0, least - prompt))), "min_new_tokens", int
-        ),
-        temperature=in_range(temperature, "temperature", float),
-        top_k=in_range(arguments.get("top_k", limits.get("top_k", 0)), "top_k", int),
-        top_p=in_range(arguments.get("top_p", limits.get("top_p", 1.0)), "top_p", float, most=1.0),
-        repetition_penalty=in_range(
-            arguments.get("repetition_penalty", found.get("repetition_penalty", 1.0)), "repetition_penalty", float
-        ),
-        no_repeat_ngram_size=in_range(
-            arguments.get("no_repeat_ngram_size", found.get("no_repeat_ngram_size", 0)), "no_repeat_ngram_size", int
-        ),
+        max_new_tokens=values.number("max_new_tokens", int, longest - prompt, least=1),
+        min_new_tokens=values.number("min_new_tokens", int, max(0, least - prompt)),
+        temperature=values.number("temperature", float, 1.0 if samples else 0.0),
+        top_k=values.number("top_k", int, 0),
+        top_p=values.number("top_p", float, 1.0, most=1.0),
+        repetition_penalty=values.number("repetition_penalty", float, 1.0),
+        no_repeat_ngram_size=values.number("no_repeat_ngram_size", int, 0),
         ends=ends,
-        padding=padding[0],
-        begins=token_ids(begins, "decoder_start_token_id"),
-        forced_first=one_token(found, "forced_bos_token_id"),
-        forced_last=one_token(found, "forced_eos_token_id"),
-        never=token_ids(found.get("suppress_tokens"), "suppress_tokens"),
-        never_first=token_ids(found.get("begin_suppress_tokens"), "begin_suppress_tokens"),
-        stops=stop_texts(arguments.get("stop", found.get("stop_strings", ()))),
-        seed=None if arguments.get("seed") is None else in_range(arguments["seed"], "seed", int),
+        padding=(values.tokens("pad_token_id") or ends or (0,))[0],
+        begins=values.tokens("decoder_start_token_id") or values.tokens("bos_token_id"),
+        forced_first=values.token("forced_bos_token_id"),
+        forced_last=values.token("forced_eos_token_id"),
+        never=values.tokens("suppress_tokens"),
+        never_first=values.tokens("begin_suppress_tokens"),
+        stops=stop_texts(arguments.get("stop", members.get("stop_strings", ()))),
+        seed=values.number("seed", int, None) if "seed" in arguments else None,
     )
     if settings.repetition_penalty == 0:
-        raise out_of_range("repetition_penalty", 0, "above 0")
+        raise values.refused("repetition_penalty", 0, "above 0")
     return settings
 
 
-def default_temperature(model: str, packaged: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
-    """Return the temperature of a call that names none: 0 if the configuration draws no tokens."""
-    if packaged.get("do_sample") is True:
-        return packaged.get("temperature", 1.0)
+class GivenSettings(Frozen):
+    """The values of settings by name: arguments, then members of the packaged configuration."""
+
+    arguments: Mapping[str, Any]
+    packaged: Mapping[str, Any]
+
+    def number(
+        self, name: str, kind: type[int] | type[float], default: Any, *, least: int = 0, most: float = math.inf
+    ) -> Any:
+        """Return a number of a range; `default` without a value."""
+        value = self.arguments.get(name, self.packaged.get(name))
+        return default if value is None else self._in_range(name, value, kind, least, most)
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        value = self.arguments.get(name, self.packaged.get(name))
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        values = () if value is None else value if is_list else (value,)
+        return tuple(self._in_range(name, each, int, 0, math.inf) for each in values)
+
+    def token(self, name: str) -> int | None:
+        found = self.tokens(name)
+        return found[0] if found else None
+
+    def _in_range(self, name: str, value: Any, kind: type[int] | type[float], least: int, most: float) -> Any:
+        is_right = isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool)
+        if not is_right or not least <= value <= most or value == math.inf:
+            limits = f"from {least}" + ("" if most == math.inf else f" to {most}")
+            raise self.refused(name, value, f"{'an integer' if kind is int else 'a number'} {limits}")
+        return kind(value)
+
+    def refused(self, name: str, value: object, wanted: str) -> InputError:
+        is_argument = name in self.arguments
+        return InputError(
+            f"`{name}` must be {wanted}",
+            where="" if is_argument else f"`{GENERATION}`",
+            found=f"{value!r:.80}",
+            hint="correct the argument"
+            if is_argument
+            else "correct the file in the checkpoint, and build the wheel again",
+        )
+
+
+def refuse_no_limit(model: str, longest: int, prompt: int) -> None:
+    if longest < 0:
+        raise InputError(
+            f"model `{model}` is not told when to stop",
+            found=f"no `max_new_tokens`, and no limit in `{GENERATION}`",
+            hint="name the limit: `model.generate(…, max_new_tokens=128)`",
+        )
+    if longest <= prompt:
+        raise InputError(
+            "the prompt leaves no room for a new token",
+            where=f"`max_length` in `{GENERATION}`",
+            found=f"a prompt of {prompt} tokens, and `max_length` of {longest}",
+            hint="name the number of new tokens: `model.generate(…, max_new_tokens=128)`",
+        )
+
+
+def refuse_drawing(model: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments for drawn tokens in a call that takes the most likely token."""
     drawing = [name for name in DRAWING if name in arguments]
     if drawing and "temperature" not in arguments:
         raise InputError(
@@ -136,7 +185,6 @@ def default_temperature(model: str, packaged: Mapping[str, Any], arguments: Mapp
             found="no `temperature`, and no `do_sample` in the configuration",
             hint="name a `temperature` to draw tokens: 1.0 as the model has learned, less for likelier tokens",
         )
-    return 0.0
 
 
 def refuse_other_searches(model: str, packaged: Mapping[str, Any], *, chosen: bool) -> None:
@@ -151,30 +199,10 @@ def refuse_other_searches(model: str, packaged: Mapping[str, Any], *, chosen: bo
             )
 
 
-def in_range(value: Any, name: str, kind: type[int] | type[float], *, least: int = 0, most: float = math.inf) -> Any:
-    is_right = isinstance(value, int) if kind is int else isinstance(value, int | float)
-    if not is_right or isinstance(value, bool) or not least <= value <= most or value == math.inf:
-        limits = f"from {least}" + ("" if most == math.inf else f" to {most}")
-        raise out_of_range(name, value, f"{'an integer' if kind is int else 'a number'} {limits}")
-    return kind(value)
-
-
-def out_of_range(name: str, value: object, wanted: str) -> InputError:
-    return InputError(f"`{name}` must be {wanted}", found=f"{value!r:.80}", hint="correct the argument")
-
-
-def token_ids(value: Any, name: str) -> tuple[int, ...]:
-    values = () if value is None else value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    return tuple(in_range(each, name, int) for each in values)
-
-
-def one_token(packaged: Mapping[str, Any], name: str) -> int | None:
-    found = token_ids(packaged.get(name), name)
-    return found[0] if found else None
-
-
 def stop_texts(value: Any) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
-        raise out_of_range("stop", value, "a text, or a list of texts")
+        raise InputError(
+            "`stop` must be a text, or a list of texts", found=f"{value!r:.80}", hint="give texts of at least a letter"
+        )
     return tuple(texts)
