@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower.canonical import is_lfs_pointer
 from hatch_lower.config.checkpoint import SENTENCES, TRANSFORMERS, CheckpointFolder
 from hatch_lower.errors import EntryPointError, nearest
 from hatch_lower.huggingface.tasks import TASK_CLASSES
@@ -26,7 +27,7 @@ ASSETS = (
 )
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 NOT_READ = "pooler."  # parameters of transformers' own pooling: an encoder of sentences pools its tokens itself
 
@@ -174,20 +175,24 @@ def first_loaded(kinds: Iterable[Any], folder: Path, options: dict[str, Any], as
 
 
 def refuse_other_weights(folder: Path, kind: str, where: str) -> None:
-    """Refuse a folder without weights in safetensors files, or with a part of them.
+    """Refuse a folder without weights in safetensors files, with a part of them, or with damaged files.
 
     Args:
         folder: of a model of transformers.
         kind: the class that loads the weights, for the line that converts pickled ones.
         where: the setting, for errors.
     """
-    missing = sorted(name for name in indexed_weights(folder) if not (folder / name).is_file())
-    if not missing and files_like(folder, WEIGHTS[:1]):
+    # the order in which transformers looks for them
+    names = [WHOLE] if (folder / WHOLE).is_file() or not (folder / INDEX).is_file() else indexed_weights(folder, where)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if not missing:
+        for name in names:
+            refuse_damaged_weights(folder / name, where)
         return
-    pickled = files_like(folder, PICKLED)
-    found = f"no file {', '.join(f'`{name}`' for name in missing or WEIGHTS[:1])} in {folder}"
+    pickled = files_like(folder, PICKLED) if missing == [WHOLE] else []
+    found = f"no file {', '.join(f'`{name}`' for name in missing)} in {folder}"
     hint = "copy the weights into the folder; if git keeps them elsewhere, fetch them first"
-    if pickled and not missing:
+    if pickled:
         found = f"pickled weights alone: {', '.join(f'`{path.name}`' for path in pickled)}"
         place = repr(str(folder))
         line = f"from transformers import {kind} as m; m.from_pretrained({place}).save_pretrained({place})"
@@ -197,13 +202,41 @@ def refuse_other_weights(folder: Path, kind: str, where: str) -> None:
     )
 
 
-def indexed_weights(folder: Path) -> set[str]:
-    """Return the names of the files in the index of a checkpoint in parts; none without an index."""
+def indexed_weights(folder: Path, where: str) -> list[str]:
+    """Return the names of the files in the index of a checkpoint in parts."""
+    path = folder / INDEX
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        return {str(name) for name in index["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return set()
+        names = sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
+        reason = "" if names else "no file"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        names, reason = [], f"{type(error).__name__}: {error}"
+    if reason:
+        raise EntryPointError(
+            "the list of a checkpoint's weights cannot be read",
+            where=where,
+            found=f"{path}: {reason}",
+            hint="save the checkpoint again with `save_pretrained`",
+        )
+    return names
+
+
+def refuse_damaged_weights(path: Path, where: str) -> None:
+    """Refuse a file whose head does not describe the file's bytes."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy"):
+            return
+    except (SafetensorError, OSError) as error:
+        is_pointer = is_lfs_pointer(path)
+        raise EntryPointError(
+            "a file of weights is damaged",
+            where=where,
+            found=f"{path}: " + ("a pointer of Git LFS, not the file itself" if is_pointer else str(error)),
+            hint="run `git lfs pull`"
+            if is_pointer
+            else "copy the file again, as a whole, or save the checkpoint again",
+        ) from error
 
 
 def classes_of(transformers: Any, config: dict[str, Any], task: str, where: str) -> list[Any]:

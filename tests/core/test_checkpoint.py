@@ -199,6 +199,37 @@ def test_a_checkpoint_in_parts_is_whole(transformers: Any, tmp_path: Path) -> No
     assert error.value.found == f"no file `{lost.name}` in {tmp_path}"
 
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n".encode()
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "a header that is no JSON": lambda data: data[:8] + b"#" + data[9:],
+    "the length of another header": lambda data: b"\xff" * 8 + data[8:],
+    "the first half": lambda data: data[: len(data) // 2],
+    "nothing": lambda _: b"",
+    "a pointer": lambda _: POINTER,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_damaged_file_of_weights_is_named(damage: str, is_whole: bool, transformers: Any, tmp_path: Path) -> None:
+    bert(transformers).save_pretrained(tmp_path, max_shard_size="5GB" if is_whole else "20KB")
+    path = max(tmp_path.glob("*.safetensors"))
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(EntryPointError, match="a file of weights is damaged") as error:
+        checkpoint_model(CheckpointFolder(str(tmp_path), ""), Path(), "here")
+    assert error.value.found.startswith(f"{path}: ")
+    assert ("git lfs pull" in error.value.hint) is (damage == "a pointer")
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": []}'])
+def test_a_damaged_list_of_weights_is_named(index: str, transformers: Any, tmp_path: Path) -> None:
+    bert(transformers).save_pretrained(tmp_path, max_shard_size="20KB")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(EntryPointError, match="the list of a checkpoint's weights cannot be read") as error:
+        checkpoint_model(CheckpointFolder(str(tmp_path), ""), Path(), "here")
+    assert "model.safetensors.index.json: " in error.value.found
+
+
 def test_discovery_returns_the_model_of_a_checkpoint(folder: Path) -> None:
     found: Any = discover(EntryPoint("reviews", "transformers:models/reviews#text-classification", folder.parents[1]))
     assert list(found.methods) == ["forward"]
