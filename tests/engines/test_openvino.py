@@ -442,12 +442,14 @@ def test_a_partitioner_names_what_it_takes_for_finite_numbers_only(finite: bool)
 # Calls that OpenVINO cannot convert, or computes in another way.
 
 ATEN = torch.ops.aten
+LARGER = "OpenVINO refuses a window that is larger than its tensor (`ceil_mode`)"
 BEHIND_PADDING = "OpenVINO's average that counts padding differs where a window ends behind the padding (`ceil_mode`)"
 NONE_OF_THEM = "its list of dimensions is empty, which OpenVINO takes to mean no dimension"
 CALLS: Mapping[str, tuple[Callable[[Tensor], Any], str]] = {
     "avg_pool2d_default": (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), BEHIND_PADDING),
     "avg_pool3d_default": (lambda x: F.avg_pool3d(x[None], 2, 2, (0, 0, 1), ceil_mode=True), BEHIND_PADDING),
     "avg_pool2d_default_1": (lambda x: F.avg_pool2d(x, (3,), (2,), (1,)), "one number stands for several dimensions"),
+    "avg_pool2d_default_2": (lambda x: F.avg_pool2d(x, 5, ceil_mode=True), LARGER),
     "var_correction": (lambda x: x.var(1, correction=2), "its correction is 2, and OpenVINO knows 0 and 1"),
     "var_correction_1": (lambda x: x.var(1, correction=0.5), "its correction is 0.5, and OpenVINO knows 0 and 1"),
     "var_correction_2": (lambda x: ATEN.var.correction(x, [], correction=1), NONE_OF_THEM),

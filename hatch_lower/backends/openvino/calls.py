@@ -8,7 +8,7 @@ taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -142,7 +142,13 @@ GROUPS = "aten.native_group_norm.default"
 PRODUCT = "aten.addmm.default"
 ATTENTION = "aten.scaled_dot_product_attention.default"
 AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim"})
-POOLS: Mapping[str, int] = {"aten.avg_pool2d.default": 2, "aten.avg_pool3d.default": 3}  # their dimensions
+AVERAGING_POOLS: Mapping[str, int] = {"aten.avg_pool2d.default": 2, "aten.avg_pool3d.default": 3}  # their dimensions
+POOLS: Mapping[str, int] = {
+    **AVERAGING_POOLS,
+    "aten.max_pool2d.default": 2,
+    "aten.max_pool2d_with_indices.default": 2,
+    "aten.max_pool3d_with_indices.default": 3,
+}
 VARIANCE = "aten.var.correction"
 
 # with an empty list of dimensions they reduce all dimensions, and in OpenVINO none
@@ -191,7 +197,7 @@ def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
     if name == ATTENTION and given["query"].meta["val"].dim() < 3:
         return "OpenVINO's attention has a batch"
     if name in POOLS:
-        return why_not_pool(given, POOLS[name])
+        return why_not_average(name, given) or why_not_window(given, POOLS[name], ranges)
     if name in AVERAGES and any(may_be_zero(size, ranges) for size in reduced_sizes(given)):
         return f"OpenVINO's average over no elements differs, and {MAY_BE_ZERO}"
     if name == VARIANCE and not is_static_shape(reduced_sizes(given)):
@@ -237,12 +243,29 @@ def why_not_dimensions(name: str, node: Node, given: Mapping[str, Any]) -> str:
     return "" if name == NORM else why_not_dimension(node)
 
 
-def why_not_pool(given: Mapping[str, Any], rank: int) -> str:
-    if any(len(given.get(name) or [0] * rank) != rank for name in ("kernel_size", "stride", "padding")):
+def why_not_average(name: str, given: Mapping[str, Any]) -> str:
+    if name not in AVERAGING_POOLS:
+        return ""
+    if any(len(given.get(part) or [0] * POOLS[name]) != POOLS[name] for part in ("kernel_size", "stride", "padding")):
         return "one number stands for several dimensions"
     if given.get("ceil_mode") and given.get("count_include_pad", True) and any(given.get("padding", ())):
         return "OpenVINO's average that counts padding differs where a window ends behind the padding (`ceil_mode`)"
     return ""
+
+
+def why_not_window(given: Mapping[str, Any], rank: int, ranges: Ranges) -> str:
+    if not given.get("ceil_mode"):  # torch itself refuses a window that is larger than its tensor
+        return ""
+    windows, margins = (widened(given.get(part) or [0], rank) for part in ("kernel_size", "padding"))
+    sizes = given["self"].meta["val"].shape[-rank:]
+    if all(is_at_least(w - 2 * m, size, ranges) for w, m, size in zip(windows, margins, sizes, strict=True)):
+        return ""
+    return "OpenVINO refuses a window that is larger than its tensor (`ceil_mode`)"
+
+
+def widened(numbers: Sequence[int], rank: int) -> Sequence[int]:
+    """Return a number for each dimension."""
+    return list(numbers) * rank if len(numbers) == 1 else numbers
 
 
 def why_not_lookup(name: str, node: Node) -> str:
