@@ -98,6 +98,10 @@ def call_of(batch: int, rows: int) -> tuple[Tensor, Tensor]:
     return x, mask
 
 
+def after(place: str) -> Callable[[str], str]:
+    return lambda text: f"{place}: {text}"
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_pattern_that_exporters_patch_is_right_at_other_sizes(engine: str, tmp_path: Path) -> None:
     module, options = Patterns(), {"portable-operators": True} if engine == "executorch" else {}
@@ -115,10 +119,5 @@ def test_a_pattern_that_exporters_patch_is_right_at_other_sizes(engine: str, tmp
         found, expected = model(*call_of(*sizes)), module(*call_of(*sizes))
         for name, each in expected.items():
             torch.testing.assert_close(
-                found[name],
-                each,
-                rtol=1e-4,
-                atol=1e-5,
-                equal_nan=True,
-                msg=lambda text, name=name, sizes=sizes: f"{name}, {sizes}: {text}",
+                found[name], each, rtol=1e-4, atol=1e-5, equal_nan=True, msg=after(f"{name}, {sizes}")
             )
