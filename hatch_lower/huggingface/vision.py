@@ -62,7 +62,7 @@ class ImageGenerator(Generator):
         super().__init__(model, form)
         self.near = NEAR.get(model.config.model_type, NEAR_NONE)
         self.token = image_token(model)
-        self.images = dict(known_inputs(model, Dim("images")))[PIXELS].value
+        self.images = dict(known_inputs(model, Dim("images"), (PIXELS,)))[PIXELS].value
         self.has_rows = False  # whether images are of shape (rows, images of a row, channels, height, width)
         with torch.no_grad():
             self.places = len(self._first_features())

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.texts import TextReader
 
 
+GENERATING = frozenset(("start", "decode"))  # methods of a language model
+
+
 class Provenance(Frozen):
     name: str
     recipe: str  # `eager` in an editable install that runs the module itself
@@ -268,7 +271,7 @@ class LoadedModel:
 
     @property
     def _generates(self) -> bool:
-        return {"start", "decode"} <= self.methods.keys()
+        return self.methods.keys() >= GENERATING
 
     def _begin(self, arguments: Mapping[str, Any]) -> tuple[Any, Iterator[Any]]:
         from hatch_lower.runtime.generation.calls import begin
@@ -340,7 +343,9 @@ def refuse_method(model: str, methods: Mapping[str, object], method: str, *args:
     raise InputError(
         f"model `{model}` has no method `{method}`",
         found=nearest(str(method), methods),
-        hint="name a method of the model",
+        hint="generate tokens with `model.generate(…)`"
+        if methods.keys() >= GENERATING
+        else "name a method of the model",
     )
 
 

@@ -256,7 +256,12 @@ def test_a_generation_begins_with_the_first_token_without_a_prompt(tmp_path: Pat
         ({"max_new_tokens": 3, "input_ids": [1, 2]}, "a prompt must be integers of shape"),
         ({"max_new_tokens": 3, "input_ids": [[]]}, "a prompt must be integers of shape"),
         ({"max_new_tokens": 3, "input_ids": [[1.0]]}, "a prompt must be integers of shape"),
-        ({"max_new_tokens": 3, "input_ids": "once"}, "a prompt must be integers of shape"),
+        ({"max_new_tokens": 3, "input_ids": "once"}, "texts are no inputs of a model"),
+        ({"max_new_tokens": 3, "input_ids": [1] * (LONGEST + 9)}, "a prompt must be integers of shape"),
+        (
+            {"max_new_tokens": 3, "input_ids": [[1] * (LONGEST + 9)]},
+            "the sequence is longer than model `adder` computes",
+        ),
         ({"max_new_tokens": 3, "temperature": "1"}, "`temperature` must be a number from 0"),
         ({"max_new_tokens": 3, "temperature": float("inf")}, "`temperature` must be a number from 0"),
         ({"max_new_tokens": 3.0}, "`max_new_tokens` must be an integer from 1"),
@@ -277,6 +282,31 @@ def test_texts_in_place_of_tokens_name_preprocess() -> None:
     with pytest.raises(InputError) as error:
         tokens_of(language_model(), input_ids=["once upon a time"], max_new_tokens=1)
     assert "model.preprocess" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("num_beams", "as_pretrained"),
+        ("assistant_model", "as_pretrained"),
+        ("do_sample", "`temperature`"),
+        ("max_length", "`max_new_tokens`"),
+        ("max_tokens", "help(model.generate)"),
+    ],
+)
+def test_arguments_of_transformers_name_their_counterparts(name: str, words: str) -> None:
+    with pytest.raises(InputError, match=f"has no argument `{name}`") as error:
+        tokens_of(language_model(), input_ids=[[1]], **{name: 4})
+    assert words in error.value.hint
+
+
+def test_a_prompt_longer_than_the_model_is_refused_before_it_is_passed_on() -> None:
+    class Strict(Adder):
+        def start(self, input_ids: Any) -> dict[str, Any]:
+            assert input_ids.shape == (2, 1)
+            return super().start(input_ids)
+
+    assert tokens_of(language_model(Strict()), input_ids=[[1, 2], [5, 3]], max_new_tokens=1) == [[3], [8]]
 
 
 def test_numbers_of_numpy_are_settings() -> None:
@@ -375,6 +405,52 @@ def test_a_model_without_the_methods_does_not_generate() -> None:
     provenance: Any = SimpleNamespace(name="net", assets={})
     with pytest.raises(InputError, match="does not generate tokens"):
         LoadedModel(runnable, provenance).generate([[1]], max_new_tokens=1)
+
+
+def test_a_call_of_a_language_model_names_generate() -> None:
+    adder = Adder()
+    runnable: Any = SimpleNamespace(methods={"start": adder.start, "decode": adder.decode}, arrays=NumpyArrays())
+    provenance: Any = SimpleNamespace(name="net", assets={})
+    with pytest.raises(InputError, match="has no method `forward`") as error:
+        LoadedModel(runnable, provenance)([[1]])
+    assert error.value.hint == "generate tokens with `model.generate(…)`"
+
+
+class Translator(Adder):
+    """A model with an encoder of tokens."""
+
+    def start(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:  # type: ignore[override]
+        return {**super().start(input_ids), "cross": []}
+
+    def decode(  # type: ignore[override]
+        self, input_ids: Any, attention_mask: Any, kept: Any, cache: Any, cross: Any, encoder_mask: Any
+    ) -> Any:
+        return super().decode(input_ids, attention_mask, kept, cache, np.zeros_like(input_ids))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what"),
+    [
+        ([3, 4], "a prompt must be integers of shape"),
+        (np.zeros((1, 0), dtype=np.int64), "a prompt must be integers of shape"),
+        ([[3.0]], "a prompt must be integers of shape"),
+        ("once", "texts are no inputs of a model"),
+        ([[3], [3, 4]], "rows must have the same length"),
+    ],
+)
+def test_wrong_inputs_of_an_encoder_are_refused(inputs: Any, what: str, tmp_path: Path) -> None:
+    model = language_model(Translator(), tmp_path, decoder_start_token_id=1)
+    assert tokens_of(model, input_ids=[[3, 4]], max_new_tokens=1) == [[1]]
+    with pytest.raises(InputError) as error:
+        tokens_of(model, input_ids=inputs, max_new_tokens=1)
+    assert what in error.value.what
+
+
+def test_an_encoder_takes_its_own_inputs_alone(tmp_path: Path) -> None:
+    model = language_model(Translator(), tmp_path, decoder_start_token_id=1)
+    with pytest.raises(InputError, match="has no argument `pixel_values`") as error:
+        tokens_of(model, input_ids=[[3, 4]], pixel_values=object(), max_new_tokens=1)
+    assert "`input_ids`" in error.value.found
 
 
 # The choice of a token

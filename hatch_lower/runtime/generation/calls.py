@@ -13,7 +13,7 @@ from hatch_lower.errors import InputError, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.generation.images import ENCODE, IMAGE_ARGUMENTS, image_prompt
 from hatch_lower.runtime.generation.loop import Cache, Sequences, Steps, generated, padding_mask
-from hatch_lower.runtime.generation.settings import GENERATION, SETTINGS, GenerationSettings, settings_of
+from hatch_lower.runtime.generation.settings import GENERATION, NOT_HERE, SETTINGS, GenerationSettings, settings_of
 from hatch_lower.runtime.generation.speech import (
     ARGUMENTS,
     WHISPER,
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Arrays
 
 METHODS = ("start", "decode")
+LISTED = "give `input_ids`, `attention_mask` and the settings that `help(model.generate)` lists"
+ELSEWHERE = "generate with `hatch_lower.huggingface.as_pretrained(model)`, where transformers is installed"
+# arguments of transformers' own `generate`, and their counterparts
+INSTEAD: Mapping[str, str] = {
+    "do_sample": "set the `temperature`: 0 takes the most likely token, and other numbers draw tokens",
+    "max_length": "set `max_new_tokens`, a number of tokens without the prompt",
+    "min_length": "set `min_new_tokens`, a number of tokens without the prompt",
+    "stop_strings": "set `stop`",
+    "streamer": "iterate over `model.stream(…)`",
+    "assistant_model": ELSEWHERE,
+}
 BEFORE = 8  # tokens of the prompt that are decoded with new tokens: the text of a token depends on the token before
 
 
@@ -68,6 +79,7 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     if ENCODE in model.methods:
         of_images = {name: given.pop(name) for name in sorted(given.keys() & IMAGE_ARGUMENTS)}
     given = encoder_inputs(model, takes["start"] if has_encoder else frozenset(), given)
+    refuse_texts({**given, prefix + "input_ids": ids})
     check_prompt = partial(checked_prompt, mask=mask, pads_left=not has_encoder)
     prompt = None if ids is None else check_prompt(ids)
     count = prompt[0].shape[1] if prompt else len(speech.tokens) if speech else 1
@@ -80,8 +92,9 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     ids, visible = prompt
     more: dict[str, Any] = {}
     if not has_encoder:
-        given = {"input_ids": ids}
+        given = {"input_ids": ids[:, :1]}  # `start` needs the number of rows, and `decode` takes the prompt
     elif "attention_mask" in takes["start"] and "input_ids" in given:
+        check_ids(given["input_ids"])
         words = checked_mask(given.get("attention_mask"), given["input_ids"].shape)
         given["attention_mask"] = padding_mask(words)
         more["encoder_mask"] = in_library(given["attention_mask"], model.arrays)
@@ -143,17 +156,31 @@ def first_tokens(model: str, settings: GenerationSettings) -> tuple[int, ...]:
     return settings.begins
 
 
-def checked_prompt(ids: Any, mask: Any, *, pads_left: bool) -> tuple[Any, Any]:
-    """Return the tokens, int64 of shape (rows, tokens), and whether each is no padding, bool of the same shape."""
+def refuse_texts(given: Mapping[str, Any]) -> None:
+    """Refuse texts in place of arrays."""
+    for name, value in given.items():
+        if value is not None and value.dtype.kind not in "biuf":
+            raise InputError(
+                "texts are no inputs of a model",
+                where=f"`{name}`",
+                found=f"{value.dtype} of shape {value.shape}",
+                hint="make the arguments of texts: `model.generate(**model.preprocess(texts))`",
+            )
+
+
+def check_ids(ids: Any) -> None:
     if ids.ndim != 2 or 0 in ids.shape or ids.dtype.kind not in "iu":
         raise InputError(
             "a prompt must be integers of shape (batch, tokens), with at least one token",
             where="`input_ids`",
             found=f"{ids.dtype} of shape {ids.shape}",
-            hint="give texts through `model.preprocess`: `model.generate(**model.preprocess(texts))`"
-            if ids.dtype.kind in "UO"
-            else "one prompt is `[[…]]`; without a prompt, generation begins with the model's first token",
+            hint="one prompt is `[[…]]`; without a prompt, generation begins with the model's first token",
         )
+
+
+def checked_prompt(ids: Any, mask: Any, *, pads_left: bool) -> tuple[Any, Any]:
+    """Return the tokens, int64 of shape (rows, tokens), and whether each is no padding, bool of the same shape."""
+    check_ids(ids)
     visible = checked_mask(mask, ids.shape)
     if not pads_left and not visible.all():
         raise InputError(
@@ -189,11 +216,11 @@ def encoder_inputs(model: LanguageModel, parameters: frozenset[str], given: Mapp
     """Return the inputs of an encoder, without arguments that change nothing."""
     spare = spare_names(model.name, model.assets, parameters, given)
     if unknown := given.keys() - parameters - spare:
-        names = sorted(parameters) or ["input_ids", "attention_mask"]
+        name = min(unknown)
         raise InputError(
-            f"`generate` of model `{model.name}` has no argument `{min(unknown)}`",
-            found=nearest(min(unknown), SETTINGS),
-            hint=f"give {', '.join(f'`{name}`' for name in names)} and the settings that `help(model.generate)` lists",
+            f"`generate` of model `{model.name}` has no argument `{name}`",
+            found=nearest(name, SETTINGS.union(parameters)),
+            hint=INSTEAD.get(name, ELSEWHERE if name in NOT_HERE else LISTED),
         )
     return {name: value for name, value in given.items() if name in parameters}
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from hatch_lower.errors import InputError, nearest
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.generation.settings import GENERATION, in_range, out_of_range, token_ids
+from hatch_lower.runtime.generation.settings import GENERATION, GivenSettings
 
 WHISPER = "whisper"  # `model_type` in the configuration
 ARGUMENTS = ("language", "task")
@@ -33,7 +33,7 @@ class SpeechPrompt(Frozen):
         found = {name: value for name, value in packaged.items() if name not in DONE}
         if found.get("max_length") is not None:
             # `max_length` counts no first tokens here
-            limit = in_range(found["max_length"], "max_length", int) + count
+            limit = packaged_number("max_length", found["max_length"]) + count
             found["max_length"] = limit if self.positions is None else min(limit, self.positions)
         return found
 
@@ -63,8 +63,10 @@ def speech_prompt(
     languages, tasks = (token_table(found, name) for name in ("lang_to_id", "task_to_id"))
     language, task = (arguments.get(name, found.get(name)) for name in ARGUMENTS)
     if found.get("is_multilingual") is False and (given := [name for name in ARGUMENTS if name in arguments]):
-        raise out_of_range(given[0], arguments[given[0]], f"left out: model `{model}` has one language")
-    starts = token_ids(found.get("decoder_start_token_id"), "decoder_start_token_id")
+        raise GivenSettings(arguments, {}).refused(
+            given[0], arguments[given[0]], f"left out: model `{model}` has one language"
+        )
+    starts = GivenSettings({}, found).tokens("decoder_start_token_id")
     if not starts:
         raise InputError(
             f"model `{model}` has no first token",
@@ -83,7 +85,7 @@ def speech_prompt(
         tokens.append(task_token(model, task, tasks))
     elif language is not None and tasks and not set(tokens) & set(tasks.values()):
         tokens.append(task_token(model, TASKS[0], tasks))
-    silent = token_ids(found.get("no_timestamps_token_id"), "no_timestamps_token_id")
+    silent = GivenSettings({}, found).tokens("no_timestamps_token_id")
     if silent and tokens[-1] != silent[0]:
         tokens.append(silent[0])
     positions = positions_of(config)
@@ -95,7 +97,12 @@ def speech_prompt(
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
     found = config.get("max_target_positions")
-    return None if found is None else int(in_range(found, "max_target_positions", int))
+    return None if found is None else packaged_number("max_target_positions", found)
+
+
+def packaged_number(name: str, value: Any) -> int:
+    """Return an integer from 0 on, of a member of a packaged configuration."""
+    return int(GivenSettings({}, {name: value}).number(name, int, None))
 
 
 def known_tokens(tokens: Sequence[int | None]) -> tuple[int, ...]:
@@ -116,8 +123,8 @@ def refuse_other_steps(model: str, packaged: Mapping[str, Any]) -> None:
 def token_table(packaged: Mapping[str, Any], name: str) -> dict[str, int]:
     table = packaged.get(name, {})
     if not isinstance(table, Mapping):
-        raise out_of_range(name, table, "a table of tokens")
-    return {str(key): in_range(value, name, int) for key, value in table.items()}
+        raise GivenSettings({}, {}).refused(name, table, "a table of tokens")
+    return {str(key): packaged_number(name, value) for key, value in table.items()}
 
 
 def forced_tokens(given: Any) -> list[int | None]:
@@ -125,11 +132,13 @@ def forced_tokens(given: Any) -> list[int | None]:
     pairs = [] if given is None else given
     try:
         places = [place for place, _ in pairs]
-        tokens = [None if token is None else in_range(token, "forced_decoder_ids", int) for _, token in pairs]
+        tokens = [None if token is None else packaged_number("forced_decoder_ids", token) for _, token in pairs]
     except (TypeError, ValueError):
         places, tokens = [None], []
     if places != list(range(1, len(places) + 1)):
-        raise out_of_range("forced_decoder_ids", given, "pairs of position and token, at positions from 1 on")
+        raise GivenSettings({}, {}).refused(
+            "forced_decoder_ids", given, "pairs of position and token, at positions from 1 on"
+        )
     return tokens
 
 
