@@ -25,7 +25,7 @@ from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.results import ModelResult, PayloadFile
 from hatch_lower.format.values import Digest, Natural, RelativePath
 from hatch_lower.frozen import Frozen
-from hatch_lower.huggingface.checkpoint import checkpoint_assets
+from hatch_lower.huggingface.checkpoint import checkpoint_assets, damaged_assets
 
 FILE = "file://"
 
@@ -98,6 +98,10 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
     if (checkpoint := checkpoint_of(model.export)) is not None:
         own = checkpoint_assets(root / checkpoint.folder)
         patterns[:0] = [path.relative_to(root).as_posix() for path in own]
+        problems += [
+            f"`{path.relative_to(root)}`, an asset of model `{model.name}`, is no JSON: {reason}"
+            for path, reason in damaged_assets(own)
+        ]
     for pattern in patterns:
         here = f"`{pattern}` in the `assets` of model `{model.name}`"
         folder = root / pattern_folder(pattern)

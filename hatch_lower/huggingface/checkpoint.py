@@ -16,7 +16,7 @@ from hatch_lower.huggingface.tasks import TASK_CLASSES
 if TYPE_CHECKING:
     from hatch_lower.model import Model
 
-CONFIG, MODULES = "config.json", "modules.json"
+CONFIG, MODULES, ADAPTER = "config.json", "modules.json", "adapter_config.json"
 # files beside the weights that an application needs: configurations, tokenizer or processor, and the licence
 ASSETS = (
     CONFIG,
@@ -58,10 +58,12 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
 
     refuse_other_weights(folder, kinds[0].__name__, where)
     options = {"local_files_only": True, "use_safetensors": True, "dtype": float32, "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True  # transformers' own error names no parameter
     module, report = first_loaded(
         kinds, folder, options, f"task `{checkpoint.task}`, architecture `{config.get('model_type')}`", where
     )
     refuse_missing(report["missing_keys"], type(module), where)
+    refuse_other_shapes(report["mismatched_keys"], type(module), where)
     return (generator if module.can_generate() else model)(module.eval())
 
 
@@ -113,6 +115,18 @@ def refuse_missing(names: Iterable[str], kind: type, where: str) -> None:
         )
 
 
+def refuse_other_shapes(found: Iterable[tuple[str, Any, Any]], kind: type, where: str) -> None:
+    """Refuse weights that do not fit their parameters, which transformers fills with random numbers."""
+    if rows := sorted((name, list(stored), list(wanted)) for name, stored, wanted in found):
+        raise EntryPointError(
+            f"the checkpoint's weights do not fit `{kind.__name__}`",
+            where=where,
+            found="\n".join(f"`{name}`: {stored}, where the model has {wanted}" for name, stored, wanted in rows[:5])
+            + ("\n…" if len(rows) > 5 else ""),
+            hint=f"correct the sizes in `{CONFIG}`: it belongs to other weights",
+        )
+
+
 @contextmanager
 def library_needed(library: str, where: str) -> Iterator[None]:
     """Raise `EntryPointError` with the library's extra if an import fails."""
@@ -140,7 +154,10 @@ def read_checkpoint_config(folder: Path, where: str) -> dict[str, Any]:
             "the folder holds no checkpoint of transformers",
             where=where,
             found=f"{path}: {reason}",
-            hint="name a folder that `model.save_pretrained(folder)` wrote",
+            hint="name a folder that `model.save_pretrained(folder)` wrote"
+            if not (folder / ADAPTER).is_file()
+            else "the folder holds an adapter alone: merge it into its model with `merge_and_unload()` of peft, and"
+            " save the model with `save_pretrained`",
         )
     if code := found.get("auto_map"):
         raise EntryPointError(
@@ -263,6 +280,16 @@ def classes_of(transformers: Any, config: dict[str, Any], task: str, where: str)
 def checkpoint_assets(folder: Path) -> list[Path]:
     """Return the files of a checkpoint that are packaged beside the programs."""
     return files_like(folder, ASSETS)
+
+
+def damaged_assets(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield each JSON file that no application can read from the wheel, and the reason."""
+    for path in paths:
+        if path.suffix == ".json" and not is_lfs_pointer(path):
+            try:
+                json.loads(path.read_bytes())
+            except ValueError as error:
+                yield path, str(error)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

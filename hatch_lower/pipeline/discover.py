@@ -138,7 +138,9 @@ def discover(entry: EntryPoint) -> Exports:
     except (LowerError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise raised_error(error, entry, "the entry point failed") from error
+        is_checkpoint = checkpoint_of(entry.export) is not None
+        what = "the checkpoint could not be loaded" if is_checkpoint else "the entry point failed"
+        raise raised_error(error, entry, what) from error
     return checked_exports(value, entry)
 
 

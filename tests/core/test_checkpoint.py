@@ -230,6 +230,32 @@ def test_a_damaged_list_of_weights_is_named(index: str, transformers: Any, tmp_p
     assert "model.safetensors.index.json: " in error.value.found
 
 
+def change_config(folder: Path, **members: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
+
+
+def test_weights_of_other_sizes_are_named(folder: Path) -> None:
+    change_config(folder, intermediate_size=48)
+    with pytest.raises(EntryPointError, match="weights do not fit `BertForSequenceClassification`") as error:
+        checkpoint_model(CheckpointFolder(str(folder), ""), Path(), "here")
+    assert "`bert.encoder.layer.0.intermediate.dense.bias`: [64], where the model has [48]" in error.value.found
+
+
+def test_an_unknown_architecture_is_an_error_of_the_checkpoint(folder: Path) -> None:
+    change_config(folder, model_type="brand_new")
+    with pytest.raises(EntryPointError, match="the checkpoint could not be loaded") as error:
+        discover(EntryPoint("reviews", "transformers:models/reviews#text-classification", folder.parents[1]))
+    assert "`brand_new`" in error.value.found
+
+
+def test_an_adapter_alone_is_refused_with_its_merging(transformers: Any, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(EntryPointError, match="the folder holds no checkpoint") as error:
+        checkpoint_model(CheckpointFolder(str(tmp_path), ""), Path(), "here")
+    assert "merge_and_unload()" in error.value.hint
+
+
 def test_discovery_returns_the_model_of_a_checkpoint(folder: Path) -> None:
     found: Any = discover(EntryPoint("reviews", "transformers:models/reviews#text-classification", folder.parents[1]))
     assert list(found.methods) == ["forward"]
@@ -250,9 +276,18 @@ def test_configuration_tokenizer_and_licence_are_assets(tmp_path: Path) -> None:
     folder.mkdir()
     names = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "merges.txt", "LICENSE"]
     for name in [*names, "model.safetensors", "training_args.bin", "README.md"]:
-        (folder / name).write_text(name)
+        (folder / name).write_text("{}")
     found = find_assets(settings(tmp_path, transformers="models"))
     assert found == {"reviews": {name: folder / name for name in sorted(names)}}
+
+
+@pytest.mark.parametrize("contents", [b"{", b"", b"\xff"])
+def test_an_asset_that_no_application_can_read_is_refused(contents: bytes, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "generation_config.json").write_bytes(contents)
+    with pytest.raises(ConfigError) as error:
+        find_assets(settings(tmp_path, transformers="models"))
+    assert error.value.found.startswith("`models/generation_config.json`, an asset of model `reviews`, is no JSON: ")
 
 
 def test_a_tokenizer_that_is_a_pointer_of_lfs_is_no_asset(tmp_path: Path) -> None:

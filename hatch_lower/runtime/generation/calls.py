@@ -237,11 +237,12 @@ def check_tokens(ids: Any, vocabulary: int, where: str) -> None:
 
 def check_length(model: str, prompt: int, settings: GenerationSettings, longest: int) -> None:
     if prompt + settings.max_new_tokens - 1 > longest:  # the last new token is not passed to the model again
+        room = longest + 1 - prompt
         raise InputError(
             f"the sequence is longer than model `{model}` computes",
             found=f"a prompt of {prompt} tokens, and `max_new_tokens` of {settings.max_new_tokens}",
-            hint=f"the model has {longest} positions: shorten the prompt, or set `max_new_tokens` to at most"
-            f" {max(longest + 1 - prompt, 0)}",
+            hint=f"the model has {longest} positions: shorten the prompt"
+            + (f", or set `max_new_tokens` to at most {room}" if room > 0 else ""),
         )
 
 
