@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import EntryPointError
-from hatch_lower.huggingface.patches import exporting, turn_off_caches
+from hatch_lower.huggingface.patches import exporting, make_late_tensors, turn_off_caches
 from hatch_lower.model import Method, Model
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def model(
         inputs = {name: example.value for name, example in examples.items()}
         dynamic_shapes = {name: dict(example.dimensions) for name, example in examples.items()}
     turn_off_caches(module)
+    make_late_tensors(module, inputs)
     # lengths of sound: torch.export proves nothing about the quotients in the numbers of frames
     forward = Method(kwargs=dict(inputs), dynamic_shapes=dynamic_shapes, defer_guards="input_values" in inputs)
     return Model(module, {"forward": forward}, exporting=partial(exporting, module))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -16,6 +16,14 @@ def turn_off_caches(module: PreTrainedModel) -> None:
     for part in module.modules():  # a decoder may have a configuration of its own
         if isinstance(part, PreTrainedModel):
             part.config.use_cache, part.config.return_dict = False, True
+
+
+def make_late_tensors(module: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+    """Call a model once: an export cannot keep the tensors that the first call makes (long frequencies of Phi-3)."""
+    import torch
+
+    with torch.no_grad(), suppress(Exception):  # the export raises the error again, and names the line
+        module(**inputs)
 
 
 @contextmanager

@@ -408,6 +408,22 @@ def test_a_model_without_a_limit_of_positions_takes_long_texts(transformers: Any
     assert longest_text(transformers.XLNetModel(config)) == 4096
 
 
+def test_long_and_short_frequencies_are_in_one_program(transformers: Any) -> None:
+    torch.manual_seed(0)
+    factors = {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8, "original_max_position_embeddings": 16}
+    config = transformers.Phi3Config(
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
+        pad_token_id=0,
+        **WORDS,
+    )
+    module = transformers.Phi3ForSequenceClassification(config).eval()
+    (method,) = captured(module).methods
+    for length in (9, 16, 17, 40, 12):
+        given = {"input_ids": torch.randint(1, 99, (2, length)), "attention_mask": torch.ones(2, length).long()}
+        torch.testing.assert_close(method.program.module()(**given).logits, module(**given).logits)
+
+
 def test_the_longest_text_is_the_number_of_positions(transformers: Any) -> None:
     make, _ = NETWORKS["roberta"]
     sequence = model(make(transformers)).methods["forward"].dynamic_shapes["input_ids"][1]
