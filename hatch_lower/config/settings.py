@@ -16,7 +16,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
-from hatch_lower.config.checkpoint import LIBRARIES, CheckpointFolder, declaration_problems, declaring_settings
+from hatch_lower.config.checkpoint import declaration_problems, declared_checkpoint, declaring_settings
 from hatch_lower.config.option_files import with_contents
 from hatch_lower.config.packages import file_name_problems, resolve_package
 from hatch_lower.config.precision_file import read_kept
@@ -355,8 +355,8 @@ def resolve_models(
         problems += recipe_problems(recipes, order, f"{here}.recipes")
         if not recipes:
             problems.append(f"`{here}.recipes` must name at least one recipe; {nearest('', order)}")
-        if setting in LIBRARIES:
-            module, export = "", CheckpointFolder(sources[setting].rstrip("/"), override.task or "", setting).export
+        if (checkpoint := declared_checkpoint(override)) is not None:
+            module, export = "", checkpoint.export
         else:
             export = entry_points.get(name) or sources.get("export", "")
             match = OBJECT_REFERENCE.fullmatch(export)

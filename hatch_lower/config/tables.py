@@ -110,7 +110,7 @@ VERIFY_INPUTS = {
 CHECKPOINT = {
     # relative, not out of the project, and no glob
     "pattern": r"(?!/|([^/]*/)*\.\.(/|$))[^\\:#*?\[\]]+",
-    "words": "a folder of the project, such as `models/reviews`",
+    "words": "a folder of the project, such as `models/reviews`, or `org/name@<commit>` of the Hugging Face hub",
 }
 TASK = {"pattern": "[a-z0-9-]+", "words": "a task of transformers, such as `text-classification`"}
 LEAST = {"minimum": 0}
@@ -183,16 +183,22 @@ class ModelTable(Frozen):
     """The export callable, as `module:attribute`, of a model that is not listed under
     `[project.entry-points."hatch_lower.models"]`. Its export code need not be in the wheel."""
     transformers: str | None = field(default=None, metadata=CHECKPOINT)
-    """Folder of the project with a checkpoint of transformers, as `save_pretrained` writes it, in place of `export`.
-    The model has the method `forward`, with batch and sequence of any size. Configuration, tokenizer and licence in
-    the folder become assets. The build needs `hatch-lower[transformers]`, an installed wheel does not."""
+    """Folder of the project with a checkpoint of transformers, as `save_pretrained` writes it, in place of `export`; or
+    a checkpoint of the Hugging Face hub, as `org/name@<commit>` with the 40 digits of a commit. The model has the
+    method `forward`, with batch and sequence of any size. Configuration, tokenizer and licence become assets. The build
+    needs `hatch-lower[transformers]`, an installed wheel does not."""
     task: str | None = field(default=None, metadata=TASK)
     """Task of the checkpoint, by transformers' name: `text-classification`. Default: the class that wrote the
     checkpoint decides."""
     sentence_transformers: str | None = field(default=None, metadata=CHECKPOINT)
-    """Folder of the project with an encoder of sentence-transformers, in place of `export`. The method `forward` takes
-    tokens, and returns the embeddings of the sentences: pooling and normalization are part of the method. Otherwise as
-    `transformers`; the build needs `hatch-lower[sentence-transformers]`."""
+    """Folder of the project with an encoder of sentence-transformers, or `org/name@<commit>` of the Hugging Face hub,
+    in place of `export`. The method `forward` takes tokens, and returns the embeddings of the sentences: pooling and
+    normalization are part of the method. Otherwise as `transformers`; the build needs
+    `hatch-lower[sentence-transformers]`."""
+    trust_remote_code: bool = False
+    """Run the Python code in the checkpoint, which `auto_map` in its `config.json` names, in the build. Default: such a
+    checkpoint is refused. The code may do anything that the build's user may do: read the code first. The installed
+    wheel does not contain the code."""
     package: str | None = None
     """Import package that gets the model's files. Default: the `package` at the top."""
     recipes: tuple[str, ...] | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
-from hatch_lower.config.checkpoint import LIBRARIES, declaring_settings
+from hatch_lower.config.checkpoint import declared_checkpoint
 from hatch_lower.config.option_files import option_files
 from hatch_lower.config.precision_file import PRECISION_FILE
 from hatch_lower.config.reader import read_toml_table
@@ -178,7 +178,7 @@ def input_files(hook: Hook) -> list[Path]:
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
     problems: list[str] = []
     patterns: dict[str, str] = {}
-    folders: set[str] = set()
+    folders: dict[str, bool] = {}  # of checkpoints: whether a build runs their code
     # inputs declared for the wheel alone need no second table for the source distribution
     for table, target in ((hook.config, hook.target_name), (wheel, "wheel")):
         path = table_path(hook.metadata.hatch.build_targets.get(target, {}), target)
@@ -191,7 +191,8 @@ def input_files(hook: Hook) -> list[Path]:
         for name, model in given.models.items():
             here = f"{path}.models.{quote_key(name)}"
             patterns |= dict.fromkeys(model.assets, f"{here}.assets")
-            folders |= {value for key, value in declaring_settings(model).items() if key in LIBRARIES}
+            if (checkpoint := declared_checkpoint(model)) is not None and checkpoint.hub is None:
+                folders[checkpoint.folder] = checkpoint.trusts_code or folders.get(checkpoint.folder, False)
             if model.card is not None:
                 patterns[glob.escape(model.card)] = f"{here}.card"
             samples = {"verify-inputs": model.verify_inputs or "", "calibrate": model.calibrate or ""}
@@ -207,7 +208,7 @@ def input_files(hook: Hook) -> list[Path]:
         what = "the build hook `lower` cannot add files to the source distribution: wrong settings"
         raise ConfigError(what, found="\n".join(problems), hint='write `inputs = ["weights/*.safetensors"]`')
     root = Path(hook.root)
-    files = {file for folder in folders for file in checkpoint_files(root / folder)}
+    files = {file for folder, code in folders.items() for file in checkpoint_files(root / folder, code=code)}
     for pattern, path in patterns.items():
         matches = files_matching(root, pattern)
         if not matches:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.canonical import is_lfs_pointer
 from hatch_lower.config.checkpoint import SENTENCES, TRANSFORMERS, CheckpointFolder
 from hatch_lower.errors import EntryPointError, nearest
+from hatch_lower.huggingface.code import CODE, own_class, private_copies, refuse_code, refuse_module_code
 from hatch_lower.huggingface.tasks import TASK_CLASSES
 
 if TYPE_CHECKING:
@@ -41,15 +42,16 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
         where: the setting, for errors.
 
     Raises:
-        EntryPointError: if the folder holds no complete checkpoint, needs code of its own, or is of an unknown class.
+        EntryPointError: if the folder holds no complete checkpoint, needs code that is not trusted, or is of an
+            unknown class.
     """
     folder = root / checkpoint.folder
     if checkpoint.library == SENTENCES:
-        return encoder_model(folder, where)
+        return encoder_model(folder, where, trusts_code=checkpoint.trusts_code)
     with library_needed(TRANSFORMERS, where):
         import transformers
         import transformers.exporters  # since 5.24
-    config = read_checkpoint_config(folder, where)
+    config = read_checkpoint_config(folder, where, trusts_code=checkpoint.trusts_code)
     kinds = classes_of(transformers, config, checkpoint.task, where)
 
     from torch import float32
@@ -59,15 +61,17 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
     refuse_other_weights(folder, kinds[0].__name__, where)
     options = {"local_files_only": True, "use_safetensors": True, "dtype": float32, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # transformers' own error names no parameter
-    module, report = first_loaded(
-        kinds, folder, options, f"task `{checkpoint.task}`, architecture `{config.get('model_type')}`", where
-    )
+    options["trust_remote_code"] = checkpoint.trusts_code
+    with private_copies() if checkpoint.trusts_code else nullcontext():
+        module, report = first_loaded(
+            kinds, folder, options, f"task `{checkpoint.task}`, architecture `{config.get('model_type')}`", where
+        )
     refuse_missing(report["missing_keys"], type(module), where)
     refuse_other_shapes(report["mismatched_keys"], type(module), where)
     return (generator if module.can_generate() else model)(module.eval())
 
 
-def encoder_model(folder: Path, where: str) -> Model:
+def encoder_model(folder: Path, where: str, *, trusts_code: bool) -> Model:
     with library_needed(SENTENCES, where):
         from sentence_transformers import SentenceTransformer
 
@@ -79,14 +83,19 @@ def encoder_model(folder: Path, where: str) -> Model:
             found=f"no list of modules `{MODULES}` in {folder}",
             hint="name a folder that `encoder.save(folder)` wrote, or use `transformers`",
         )
-    read_checkpoint_config(parts[0], where)
+    if not trusts_code:
+        refuse_module_code(folder / MODULES, where)
+    read_checkpoint_config(parts[0], where, trusts_code=trusts_code)
     refuse_other_weights(parts[0], "AutoModel", where)
     from torch import float32
 
     from hatch_lower.huggingface.sentences import inner_model, sentence_model
 
     options: dict[str, Any] = {"dtype": float32, "use_safetensors": True}
-    encoder = SentenceTransformer(str(folder), device="cpu", local_files_only=True, model_kwargs=options)
+    with private_copies() if trusts_code else nullcontext():
+        encoder = SentenceTransformer(
+            str(folder), device="cpu", local_files_only=True, model_kwargs=options, trust_remote_code=trusts_code
+        )
     kind: Any = type(inner_model(encoder, where))
     _, report = kind.from_pretrained(parts[0], local_files_only=True, output_loading_info=True, **options)
     missing = [name for name in report["missing_keys"] if not name.startswith(NOT_READ)]
@@ -101,7 +110,11 @@ def part_folders(folder: Path) -> list[Path]:
         names = [part["path"] for part in listed]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [folder / name for name in names if isinstance(name, str) and ".." not in Path(name).parts]
+    return [folder / name for name in names if isinstance(name, str) and is_inside(Path(name))]
+
+
+def is_inside(path: Path) -> bool:
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def refuse_missing(names: Iterable[str], kind: type, where: str) -> None:
@@ -141,7 +154,7 @@ def library_needed(library: str, where: str) -> Iterator[None]:
         ) from error
 
 
-def read_checkpoint_config(folder: Path, where: str) -> dict[str, Any]:
+def read_checkpoint_config(folder: Path, where: str, *, trusts_code: bool = False) -> dict[str, Any]:
     path = folder / CONFIG
     found: dict[str, Any] = {}
     try:
@@ -159,13 +172,7 @@ def read_checkpoint_config(folder: Path, where: str) -> dict[str, Any]:
             else "the folder holds an adapter alone: merge it into its model with `merge_and_unload()` of peft, and"
             " save the model with `save_pretrained`",
         )
-    if code := found.get("auto_map"):
-        raise EntryPointError(
-            "the checkpoint brings code of its own, which a build does not run",
-            where=where,
-            found=f"`auto_map` in {path}: {', '.join(map(str, code))}",
-            hint="import the code in an entry point, and return `hatch_lower.huggingface.model(module)`",
-        )
+    refuse_code(found, path, where, trusted=trusts_code)
     return found
 
 
@@ -200,7 +207,7 @@ def refuse_other_weights(folder: Path, kind: str, where: str) -> None:
         where: the setting, for errors.
     """
     # the order in which transformers looks for them
-    names = [WHOLE] if (folder / WHOLE).is_file() or not (folder / INDEX).is_file() else indexed_weights(folder, where)
+    names = [WHOLE] if (folder / WHOLE).is_file() or not (folder / INDEX).is_file() else read_index(folder, where)
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
         for name in names:
@@ -219,7 +226,22 @@ def refuse_other_weights(folder: Path, kind: str, where: str) -> None:
     )
 
 
-def indexed_weights(folder: Path, where: str) -> list[str]:
+def missing_weights(folder: Path) -> list[str]:
+    """Return the names of weight files that a folder lacks; a pattern if the folder has no file and no index."""
+    missing = sorted(name for name in indexed_weights(folder) if not (folder / name).is_file())
+    return missing or ([] if files_like(folder, WEIGHTS[:1]) else [WEIGHTS[0]])
+
+
+def indexed_weights(folder: Path) -> set[str]:
+    """Return the names of the files in the index of a checkpoint in parts; none without an index."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return {str(name) for name in index["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
+
+
+def read_index(folder: Path, where: str) -> list[str]:
     """Return the names of the files in the index of a checkpoint in parts."""
     path = folder / INDEX
     try:
@@ -258,7 +280,7 @@ def refuse_damaged_weights(path: Path, where: str) -> None:
 
 def classes_of(transformers: Any, config: dict[str, Any], task: str, where: str) -> list[Any]:
     refuse_unknown_task(task, where)
-    names = TASK_CLASSES[task] if task else (config.get("architectures") or [])[:1]
+    names = TASK_CLASSES[task] if task else own_class(config) or (config.get("architectures") or [])[:1]
     if not names or not isinstance(names[0], str):
         raise EntryPointError(
             "the task of the checkpoint is not known",
@@ -292,9 +314,14 @@ def damaged_assets(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
                 yield path, str(error)
 
 
-def checkpoint_files(folder: Path) -> list[Path]:
-    """Return the files of a checkpoint that a build needs, without the rest of a training."""
-    return files_like(folder, (*ASSETS, *WEIGHTS, MODULES)) + [
+def checkpoint_files(folder: Path, *, code: bool = False) -> list[Path]:
+    """Return the files of a checkpoint that a build needs, without the rest of a training.
+
+    Args:
+        folder: of the checkpoint.
+        code: whether the build runs the checkpoint's code.
+    """
+    return files_like(folder, (*ASSETS, *WEIGHTS, MODULES, *([CODE] if code else []))) + [
         path for part in part_folders(folder) if part != folder for path in files_like(part, (*ASSETS, *WEIGHTS))
     ]
 
