@@ -15,6 +15,7 @@ from hatch_lower import __version__
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import Settings
+from hatch_lower.driver.checkpoints import obtain_checkpoints
 from hatch_lower.driver.context import BuildContext
 from hatch_lower.driver.lookup import LookupResult, keeps_promises, lookup_of
 from hatch_lower.driver.sources import find_assets, urls_of, with_assets
@@ -28,6 +29,7 @@ def build(context: BuildContext) -> BuildResult:
     """Lower every model of a project without a valid earlier result."""
     settings, store = context.settings, context.store
     store.mark()
+    obtain_checkpoints(settings.root, settings.models, store, context.reporter)
     assets = find_assets(settings)
     add_measured = read_measured(settings)
     sources: dict[str, LocalSource] = {}

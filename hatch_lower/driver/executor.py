@@ -15,6 +15,7 @@ from hatch_lower.cache.contents import limits_of, maybe_trim
 from hatch_lower.cache.store import forget_suspects
 from hatch_lower.config.requirements import refuse_incomplete_build
 from hatch_lower.config.settings import ModelSettings
+from hatch_lower.driver.checkpoints import obtain_checkpoints
 from hatch_lower.driver.context import BuildContext, write_site
 from hatch_lower.driver.diff.words import key_changes
 from hatch_lower.driver.explain import (
@@ -30,6 +31,7 @@ from hatch_lower.driver.inputs.preload import built_library, preload_environment
 from hatch_lower.driver.lookup import LookupResult
 from hatch_lower.driver.process import run_children
 from hatch_lower.driver.protocol import Answer, ChildRequest, Mode
+from hatch_lower.driver.sources import hub_place
 from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
@@ -68,6 +70,7 @@ def export_models(
     """Run a child process for each model; meanwhile trim the cache, if the time has come."""
     refuse_incomplete_build()
     settings, store, work = context.settings, context.store, context.work
+    obtain_checkpoints(settings.root, models, store, context.reporter)
     path = write_site(settings, context.view, work)
     (work / "temporary").mkdir()
     library = built_library(store.directory.parent, context.environment) if store.writes else None
@@ -92,6 +95,7 @@ def export_models(
             variables={} if library is None else preload_environment(library, log, context.environment),
             hidden=context.hidden,
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
+            checkpoint=hub_place(model),
             sources=named_in_wheel([sources[url] for url in model.weights if url in sources]),
             localization=localization,
             search=search,

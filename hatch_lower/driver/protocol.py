@@ -54,6 +54,7 @@ class ChildRequest(Frozen):
     # recorded when the project's metadata is read
     project: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[LocalSource, ...] = ()  # files with weights
+    checkpoint: Path | None = None  # on this machine, for a checkpoint of the hub
     localization: Localization | None = None  # the search for a wrong operation
     search: PrecisionSearch | None = None  # mode `precision`
     outbox: Path | None = None  # lists the entries that are kept for another build; `None` without another build

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, is_lfs_pointer, sha256_file
-from hatch_lower.config.checkpoint import checkpoint_of
+from hatch_lower.config.checkpoint import CheckpointFolder, checkpoint_of
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.config.tables import IN_A_FILE
 from hatch_lower.errors import ConfigError, LowerError, ProgramError
@@ -26,6 +26,7 @@ from hatch_lower.format.results import ModelResult, PayloadFile
 from hatch_lower.format.values import Digest, Natural, RelativePath
 from hatch_lower.frozen import Frozen
 from hatch_lower.huggingface.checkpoint import checkpoint_assets, damaged_assets
+from hatch_lower.runtime.sources import HubFile, hub_path
 
 FILE = "file://"
 
@@ -75,6 +76,17 @@ def record_key(url: str) -> str:
     return digest_of(["weights", url])
 
 
+def checkpoint_place(checkpoint: CheckpointFolder, root: Path) -> Path:
+    """Return the folder with the files of a checkpoint on this machine."""
+    return root / checkpoint.folder if checkpoint.hub is None else hub_path(HubFile(*checkpoint.hub, ""))
+
+
+def hub_place(model: ModelSettings) -> Path | None:
+    """Return the folder of a model's checkpoint in the hub's cache; `None` for any other model."""
+    checkpoint = checkpoint_of(model.export)
+    return None if checkpoint is None or checkpoint.hub is None else checkpoint_place(checkpoint, Path())
+
+
 WILDCARDS = frozenset("*?[")
 
 
@@ -96,10 +108,14 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
     taken: dict[str, Path] = {}
     patterns = list(model.assets)
     if (checkpoint := checkpoint_of(model.export)) is not None:
-        own = checkpoint_assets(root / checkpoint.folder)
-        patterns[:0] = [path.relative_to(root).as_posix() for path in own]
+        own = checkpoint_assets(checkpoint_place(checkpoint, root))
+        if checkpoint.hub is None:
+            patterns[:0] = [path.relative_to(root).as_posix() for path in own]
+        else:  # outside of the project
+            taken |= {path.name.casefold(): path for path in own}
+            yield from ((path.name, path) for path in own)
         problems += [
-            f"`{path.relative_to(root)}`, an asset of model `{model.name}`, is no JSON: {reason}"
+            f"`{path.name}`, an asset of model `{model.name}`, is no JSON: {reason}"
             for path, reason in damaged_assets(own)
         ]
     for pattern in patterns:
@@ -124,7 +140,9 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
             name = path.relative_to(folder).as_posix()
             other = taken.setdefault(name.casefold(), path)
             if other != path:
-                first, second = other.relative_to(root), path.relative_to(root)
+                inside = other.is_relative_to(root)
+                first = other.relative_to(root) if inside else f"{other.name} of the checkpoint"
+                second = path.relative_to(root)
                 problems.append(f"{here} matches `{second}`, whose name `{first}` has")
             elif not can_be_packaged(name):
                 problems.append(f"{here} matches {name!r}, which not every system can have as a file name")

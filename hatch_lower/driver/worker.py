@@ -205,7 +205,7 @@ def run_pipeline(
             recorder.wrap_torch()
         from hatch_lower.pipeline import lower_model as pipeline
         from hatch_lower.pipeline.capture import capture_model
-        from hatch_lower.pipeline.discover import EntryPoint, discover
+        from hatch_lower.pipeline.discover import discover
         from hatch_lower.pipeline.export_key import capture_report
         from hatch_lower.pipeline.sandbox import export_guard
 
@@ -215,7 +215,7 @@ def run_pipeline(
         torch.manual_seed(0)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
-        entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
+        entry = entry_of(request, model)
         with asks_hidden(), export_guard(model.name):
             exports = discover(entry)
     if request.mode in LOWERING and (newer := why_untried(torch.__version__)):
@@ -246,6 +246,19 @@ def run_pipeline(
         report, records = pipeline.make_recipes(inputs, services)
         return Answer(report, recipes=records)
     return Answer(pipeline.lower_model(inputs, services))
+
+
+def entry_of(request: ChildRequest, model: ModelSettings) -> EntryPoint:
+    from hatch_lower.pipeline.discover import EntryPoint
+
+    return EntryPoint(
+        model.name,
+        model.export,
+        request.settings.root,
+        request.import_roots,
+        request.later_hooks,
+        checkpoint=request.checkpoint,
+    )
 
 
 def refuse_no_metric(entry: EntryPoint) -> None:

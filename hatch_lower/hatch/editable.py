@@ -11,6 +11,7 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.config.checkpoint import absolute_export
 from hatch_lower.config.settings import Settings
 from hatch_lower.driver.build import look_up, write_payload_file
+from hatch_lower.driver.checkpoints import obtain_checkpoints
 from hatch_lower.driver.context import BuildContext, ProjectView, build_context, open_cache
 from hatch_lower.driver.sources import asset_files, find_assets
 from hatch_lower.events import NullReporter
@@ -44,6 +45,7 @@ def write_eager(settings: Settings, work: Path, reason: str = "") -> tuple[Paylo
 
     `reason` explains missing programs, where the settings ask for programs.
     """
+    obtain_checkpoints(settings.root, settings.models, open_cache(settings, lambda line: None), NullReporter())
     assets = {model: asset_files(model, paths) for model, paths in find_assets(settings).items()}
     documents: Documents = {}
     files = []

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -118,6 +119,7 @@ class EntryPoint(Frozen):
     # names of build hooks that run after `lower`, whose files do not exist yet
     later_hooks: tuple[str, ...] = ()
     setting: str = ""  # the setting with this entry point, if the entry point is not a model's
+    checkpoint: Path | None = None  # on this machine, for a checkpoint of the hub
 
     def roots(self) -> tuple[Path, ...]:
         return (self.root, *self.import_roots)
@@ -125,7 +127,7 @@ class EntryPoint(Frozen):
     def where(self, line: str = "") -> str:
         subject = f"`{self.setting} = {self.export}`" if self.setting else f"entry point `{self.model} = {self.export}`"
         if (checkpoint := checkpoint_of(self.export)) is not None:
-            subject = f'model `{self.model}`, `{checkpoint.library} = "{checkpoint.folder}"`'
+            subject = checkpoint.where(self.model)
         return f"{subject}, {line}" if line else subject
 
 
@@ -148,6 +150,8 @@ def find_value(entry: EntryPoint) -> object:
     if (checkpoint := checkpoint_of(entry.export)) is not None:
         from hatch_lower.huggingface.checkpoint import checkpoint_model
 
+        if entry.checkpoint is not None:
+            checkpoint = replace(checkpoint, folder=str(entry.checkpoint))
         return partial(checkpoint_model, checkpoint, entry.root, entry.where())
     module_name, colon, attributes = (part.strip() for part in entry.export.partition(":"))
     attributes = attributes.partition("[")[0].strip()  # extras have no meaning for an export

@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from hatch_lower.config.checkpoint import checkpoint_of
 from hatch_lower.errors import ProgramError
 from hatch_lower.model import Method, Model
 from hatch_lower.runtime.module_copy import copy_module
+from hatch_lower.runtime.sources import HubFile, hub_path
 from hatch_lower.runtime.torch_arrays import ARRAYS, TorchArrays, same_bits
 
 
@@ -90,6 +92,8 @@ def exported_value(export: str) -> Any:
     if (checkpoint := checkpoint_of(export)) is not None:
         from hatch_lower.huggingface.checkpoint import checkpoint_model
 
+        if checkpoint.hub is not None:
+            checkpoint = replace(checkpoint, folder=str(hub_path(HubFile(*checkpoint.hub, ""))))
         return checkpoint_model(checkpoint, Path(), export)
     module, _, attributes = export.partition(":")
     owner: Any = importlib.import_module(module)

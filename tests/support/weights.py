@@ -35,6 +35,7 @@ class Served:
     files: dict[str, bytes]
     faults: list[str] = field(default_factory=list)  # of the next answers, one each; `*` before one: of all from there
     requests: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
+    refusal: tuple[int, str] | None = None  # status and error code of the hub's answers to questions
     has_ranges: bool = True
     has_tags: bool = True
 
@@ -93,6 +94,13 @@ class Handler(BaseHTTPRequestHandler):
         state = self.server.state
         state.requests.append((self.command, self.path, dict(self.headers)))
         data = state.files.get(self.path)
+        if state.refusal is not None and self.path.startswith("/api/"):
+            status, code = state.refusal
+            self.send_response(status)
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         fault = state.next_fault() if self.command == "GET" else ""
         if data is None or fault in ("404", "500"):
             self.send_response(500 if fault == "500" else 404)
@@ -199,6 +207,27 @@ def checkpoint(tensors: Mapping[str, tuple[str, int, bytes]], *, shift: int = 0)
         name: (start + entry["data_offsets"][0], start + entry["data_offsets"][1]) for name, entry in header.items()
     }
     return Checkpoint(data, spans)
+
+
+def hub_answers(files: Mapping[str, bytes], repository: str = "org/name") -> dict[str, bytes]:
+    """Return the hub's answers about the files of a repository, by path of the server."""
+    listed = [
+        {
+            "type": "file",
+            "path": name,
+            "size": len(data),
+            "oid": hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest(),
+            **({"lfs": {"oid": sha256_bytes(data), "size": len(data), "pointerSize": 130}} if is_large(name) else {}),
+        }
+        for name, data in files.items()
+    ]
+    tree = f"/api/models/{repository}/tree/{COMMIT}?recursive=true&expand=false"
+    plain = {f"/{repository}/resolve/{COMMIT}/{name}": data for name, data in files.items()}
+    return {**plain, tree: json.dumps(listed).encode()}
+
+
+def is_large(name: str) -> bool:
+    return name.endswith((".safetensors", ".bin"))
 
 
 def key_of(dtype: str, content: bytes) -> str:

@@ -116,7 +116,8 @@ def sample_files(request: ChildRequest) -> Iterator[Path]:
     (model,) = (model for model in request.settings.models if model.name == request.model)
     yield from (request.settings.root / file for file in (model.verify_inputs, model.calibrate) if is_sample_file(file))
     if (checkpoint := checkpoint_of(model.export)) is not None:
-        yield from checkpoint_files(request.settings.root / checkpoint.folder)
+        place = request.checkpoint or request.settings.root / checkpoint.folder
+        yield from checkpoint_files(place, code=checkpoint.trusts_code)
 
 
 def is_available() -> bool:
