@@ -15,6 +15,7 @@ import click
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
+from hatch_lower.cache.store import open_store
 from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.output import show
 from hatch_lower.cli.proposal import NEEDS, proposal_lines, propose
@@ -23,6 +24,10 @@ from hatch_lower.config.checkpoint import SENTENCES, TRANSFORMERS, CheckpointFol
 from hatch_lower.config.requirements import OWN_NAME, read_requirement
 from hatch_lower.config.settings import HOOK_PATH, Recipe
 from hatch_lower.config.tables import BackendChoice
+from hatch_lower.driver.checkpoints import refuse_without_commit
+from hatch_lower.driver.hub import HubTarget, download_checkpoint
+from hatch_lower.driver.lookup import open_stats
+from hatch_lower.driver.sources import checkpoint_place
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import read_pyproject
@@ -53,7 +58,8 @@ GPU_BACKEND = "cuda"
 @click.option(
     "--transformers",
     "checkpoint",
-    help="A folder of the project with a checkpoint of transformers or sentence-transformers, in place of a function.",
+    help="A folder of the project with a checkpoint of transformers or sentence-transformers, or `org/name@COMMIT` of"
+    " the Hugging Face hub, in place of a function.",
 )
 @click.option("--task", help="The checkpoint's task, such as `text-classification`. Default: by its configuration.")
 @click.option("--backend", "backends", multiple=True, help="A backend. Repeatable. Default: by the needs.")
@@ -134,7 +140,12 @@ class Declared(Frozen):
 
 
 def checked_folder(root: Path, given: str, task: str | None) -> CheckpointFolder:
-    """Return a checkpoint of the project by its relative path; raise `LowerError` if a build would refuse it."""
+    """Return a checkpoint, in the project by its relative path; raise `LowerError` if a build would refuse it."""
+    refuse_unknown_task(task or "", "`--task`")
+    named = CheckpointFolder(given.rstrip("/"), task or "")
+    refuse_without_commit(named, root, "`--transformers`")
+    if named.hub is not None:
+        return downloaded_checkpoint(named, HubTarget(named, *named.hub, "`--transformers`"))
     place = Path(os.path.realpath(root / given))
     if not place.is_relative_to(root) or place == root:
         raise ConfigError(
@@ -145,9 +156,17 @@ def checked_folder(root: Path, given: str, task: str | None) -> CheckpointFolder
         )
     parts = [] if task else part_folders(place)
     read_checkpoint_config(parts[0] if parts else place, "`--transformers`")
-    refuse_unknown_task(task or "", "`--task`")
     library = SENTENCES if parts else TRANSFORMERS
     return CheckpointFolder(place.relative_to(root).as_posix(), task or "", library)
+
+
+def downloaded_checkpoint(named: CheckpointFolder, target: HubTarget) -> CheckpointFolder:
+    """Return a checkpoint of the hub with its library, after a download of the files beside the weights."""
+    stats = open_stats(open_store(os.environ, lambda line: None))
+    if not named.task:  # its configuration may be in a part's folder
+        target = replace(target, checkpoint=replace(named, library=SENTENCES))
+    download_checkpoint(target, stats, weights=False)
+    return named if named.task or not part_folders(target.folder) else target.checkpoint
 
 
 def entry_point(package: Package) -> tuple[str, list[Path]]:
@@ -267,7 +286,9 @@ def edit_cache_keys(document: TOMLDocument, declared: Declared) -> None:
         return
     keys = tomlkit.array()
     checkpoint = checkpoint_of(declared.export)
-    inputs = declared.inputs if checkpoint is None else (f"{checkpoint.folder}/*",)
+    inputs = declared.inputs
+    if checkpoint is not None:
+        inputs = () if checkpoint.hub else (f"{checkpoint.folder}/*",)
     for file in ("pyproject.toml", f"{declared.code}/**/*.py", *inputs):
         entry = tomlkit.inline_table()
         entry["file"] = file
@@ -291,9 +312,8 @@ def run_time_needs(declared: Declared) -> list[str]:
     from hatch_lower.runtime.torch_reasons import NUMPY
 
     checkpoint = checkpoint_of(declared.export)
-    files = (
-        {} if checkpoint is None else {path.name: path for path in checkpoint_assets(declared.root / checkpoint.folder)}
-    )
+    own = [] if checkpoint is None else checkpoint_assets(checkpoint_place(checkpoint, declared.root))
+    files = {path.name: path for path in own}
     readers = [
         name for name, is_needed in (("tokenizers", TOKENIZER in files), ("pillow", has_images(files))) if is_needed
     ]
@@ -377,7 +397,7 @@ def next_steps(table: Mapping[str, Any], export: str, inputs: Sequence[str]) -> 
     if checkpoint is None:
         yield f"`{export}` returns the model to lower"
     else:
-        yield f"the checkpoint in `{checkpoint.folder}` is the model to lower"
+        yield f"the checkpoint {'' if checkpoint.hub else 'in '}`{checkpoint.folder}` is the model to lower"
     if not inputs and checkpoint is None:
         yield f"`inputs = [...]` in `[{HOOK_PATH}]` names files of weights that `{export}` reads"
     yield "`hatch build` builds the wheel"

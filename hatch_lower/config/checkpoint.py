@@ -21,6 +21,7 @@ CODE = "?trust-remote-code"
 EXPORT = re.compile(
     rf"(?P<library>{'|'.join(LIBRARIES)}):(?P<folder>[^#]+?)(?P<code>{re.escape(CODE)})?(#(?P<task>[a-z0-9-]+))?"
 )
+HUB_SITE = "https://huggingface.co"
 HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^/]*))?", re.ASCII)
 
 

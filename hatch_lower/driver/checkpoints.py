@@ -12,7 +12,7 @@ from pathlib import Path
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
-from hatch_lower.config.checkpoint import HUB_ID, CheckpointFolder, checkpoint_of
+from hatch_lower.config.checkpoint import HUB_ID, HUB_SITE, CheckpointFolder, checkpoint_of
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.driver.lookup import open_stats
 from hatch_lower.driver.sources import checkpoint_place
@@ -21,9 +21,7 @@ from hatch_lower.events import Reporter, make_note_reporter, stage
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.values import Digest, RelativePath
 from hatch_lower.frozen import Frozen
-from hatch_lower.huggingface.checkpoint import ASSETS
-
-SITE = "https://huggingface.co"
+from hatch_lower.huggingface.checkpoint import ASSETS, checkpoint_files
 
 
 class KnownFiles(Frozen):
@@ -48,7 +46,7 @@ def obtain_checkpoints(root: Path, models: Iterable[ModelSettings], store: Store
         done.add(checkpoint)
         where = checkpoint.where(model.name)
         refuse_without_commit(checkpoint, root, where)
-        if checkpoint.hub is None or is_known(checkpoint, store, stats):
+        if checkpoint.hub is None or is_unchanged_here(checkpoint, store, stats):
             continue
         from hatch_lower.driver.hub import HubTarget, download_checkpoint
 
@@ -66,7 +64,23 @@ def obtain_checkpoints(root: Path, models: Iterable[ModelSettings], store: Store
         stats.save()
 
 
-def is_known(checkpoint: CheckpointFolder, store: Store, stats: StatCache) -> bool:
+def link_checkpoint(model: ModelSettings, folder: Path) -> Path | None:
+    """Link the files of a model's checkpoint of the hub below a folder; return the new folder, `None` without such a
+    checkpoint.
+    """
+    # other programs add files to a folder in the hub's cache: its listing must not be an input of the export
+    checkpoint = checkpoint_of(model.export)
+    if checkpoint is None or checkpoint.hub is None:
+        return None
+    place, linked = checkpoint_place(checkpoint, Path()).absolute(), folder / "checkpoint"
+    for path in checkpoint_files(place, code=checkpoint.trusts_code):
+        link = linked / path.relative_to(place)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    return linked
+
+
+def is_unchanged_here(checkpoint: CheckpointFolder, store: Store, stats: StatCache) -> bool:
     """Return whether the hub's cache has all files of a checkpoint, unchanged since the download."""
     try:
         known: KnownFiles = decode(KnownFiles, store.find(known_key(checkpoint), shared=False), "")
@@ -89,6 +103,7 @@ def refuse_without_commit(checkpoint: CheckpointFolder, root: Path, where: str) 
     if match is None or checkpoint.hub is not None or (root / checkpoint.folder).is_dir():
         return
     repository, revision = match["repository"], match["revision"]
+    page = f"{HUB_SITE}/{repository}"
     found = f"no folder `{checkpoint.folder}` in the project"
     if revision is not None:
         found += f", and `{revision}` is not the 40 hexadecimal digits of a commit"
@@ -97,6 +112,6 @@ def refuse_without_commit(checkpoint: CheckpointFolder, root: Path, where: str) 
         where=where,
         found=found,
         hint=f"correct the folder, or write `{repository}@<commit>` with the commit that"
-        f" `git ls-remote {SITE}/{repository} {revision or 'HEAD'}` prints, or that {SITE}/{repository}/commits/main"
-        " lists: a branch or a tag may move",
+        f" `git ls-remote {page} {revision or 'HEAD'}` prints, or that {page}/commits/main lists: a branch or a tag may"
+        " move",
     )

@@ -15,7 +15,7 @@ from hatch_lower.cache.contents import limits_of, maybe_trim
 from hatch_lower.cache.store import forget_suspects
 from hatch_lower.config.requirements import refuse_incomplete_build
 from hatch_lower.config.settings import ModelSettings
-from hatch_lower.driver.checkpoints import obtain_checkpoints
+from hatch_lower.driver.checkpoints import link_checkpoint, obtain_checkpoints
 from hatch_lower.driver.context import BuildContext, write_site
 from hatch_lower.driver.diff.words import key_changes
 from hatch_lower.driver.explain import (
@@ -31,7 +31,6 @@ from hatch_lower.driver.inputs.preload import built_library, preload_environment
 from hatch_lower.driver.lookup import LookupResult
 from hatch_lower.driver.process import run_children
 from hatch_lower.driver.protocol import Answer, ChildRequest, Mode
-from hatch_lower.driver.sources import hub_place
 from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
@@ -95,7 +94,7 @@ def export_models(
             variables={} if library is None else preload_environment(library, log, context.environment),
             hidden=context.hidden,
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
-            checkpoint=hub_place(model),
+            checkpoint=link_checkpoint(model, folder),
             sources=named_in_wheel([sources[url] for url in model.weights if url in sources]),
             localization=localization,
             search=search,

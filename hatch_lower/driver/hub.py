@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -16,8 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.config.checkpoint import CheckpointFolder
-from hatch_lower.driver.checkpoints import SITE
+from hatch_lower.config.checkpoint import HUB_SITE, SENTENCES, CheckpointFolder
 from hatch_lower.driver.sources import checkpoint_place
 from hatch_lower.errors import EntryPointError, FetchError, LowerError
 from hatch_lower.frozen import Frozen
@@ -31,6 +31,7 @@ from hatch_lower.huggingface.checkpoint import (
     library_needed,
     missing_weights,
     part_folders,
+    read_checkpoint_config,
 )
 from hatch_lower.runtime.sources import forbidding_variable, hub_folder
 
@@ -69,7 +70,7 @@ class HubTarget(Frozen):
 
     @property
     def page(self) -> str:
-        return f"{SITE}/{self.repository}"
+        return f"{HUB_SITE}/{self.repository}"
 
 
 class HubListing(Frozen):
@@ -105,7 +106,8 @@ def download_checkpoint(
             listed = HubListing(target, folder, list_files(target))
             names = fetch_listed(listed, chosen_small(listed), stats)
             parts = [part.relative_to(folder).as_posix() for part in part_folders(folder) if part != folder]
-            names += fetch_listed(listed, [name for part in parts for name in chosen(listed, part, ASSETS)], stats)
+            names += fetch_listed(listed, [name for part in parts for name in listed_in(listed, part, ASSETS)], stats)
+            refuse_early(target)
             if weights:
                 wanted = [name for part in (".", *parts) for name in chosen_weights(listed, part)]
                 refuse_unlisted_weights(listed, wanted)
@@ -114,6 +116,13 @@ def download_checkpoint(
         take_cached(target, str(error), note, weights=weights)
         return ()
     return tuple(names)
+
+
+def refuse_early(target: HubTarget) -> None:
+    """Refuse a checkpoint by its configuration, before the download of weights."""
+    checkpoint, folder = target.checkpoint, target.folder
+    parts = part_folders(folder) if checkpoint.library == SENTENCES else []
+    read_checkpoint_config(next(iter(parts), folder), target.where, trusts_code=checkpoint.trusts_code)
 
 
 def list_files(target: HubTarget) -> dict[str, ListedFile]:
@@ -135,7 +144,7 @@ def endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-def chosen(hub: HubListing, folder: str, patterns: Iterable[str]) -> list[str]:
+def listed_in(hub: HubListing, folder: str, patterns: Iterable[str]) -> list[str]:
     """Return the paths of listed files in a folder whose names match a pattern."""
     paths = [PurePosixPath(name) for name in hub.files if PurePosixPath(name).parent == PurePosixPath(folder)]
     return sorted(str(path) for path in paths if any(fnmatchcase(path.name, pattern) for pattern in patterns))
@@ -143,14 +152,14 @@ def chosen(hub: HubListing, folder: str, patterns: Iterable[str]) -> list[str]:
 
 def chosen_small(hub: HubListing) -> list[str]:
     code = [name for name in hub.files if hub.target.checkpoint.trusts_code and name.endswith(CODE_SUFFIX)]
-    return sorted({*chosen(hub, ".", SMALL), *code})
+    return sorted({*listed_in(hub, ".", SMALL), *code})
 
 
 def chosen_weights(hub: HubListing, folder: str) -> list[str]:
     """Return the paths of weights: the parts that the index names, or one file, or all safetensors files."""
     if indexed := indexed_weights(hub.folder / folder):
         return sorted(str(PurePosixPath(folder, name)) for name in indexed)
-    return chosen(hub, folder, [WHOLE]) or chosen(hub, folder, ["*.safetensors"])
+    return listed_in(hub, folder, [WHOLE]) or listed_in(hub, folder, ["*.safetensors"])
 
 
 def refuse_unlisted_weights(hub: HubListing, wanted: list[str]) -> None:
@@ -158,7 +167,7 @@ def refuse_unlisted_weights(hub: HubListing, wanted: list[str]) -> None:
     missing = [name for name in wanted if name not in hub.files]
     if wanted and not missing:
         return
-    pickled = chosen(hub, ".", PICKLED)
+    pickled = listed_in(hub, ".", PICKLED)
     found = f"no file `{missing[0] if missing else '*.safetensors'}` in the repository"
     hint = f"name a commit with such files: {hub.target.page}/tree/main"
     if pickled and not missing:
@@ -191,7 +200,10 @@ def fetch_listed(hub: HubListing, names: list[str], stats: StatCache) -> list[st
 
 def download_files(target: HubTarget, names: list[str], *, force: bool) -> None:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     snapshot_download(
         target.repository,
         revision=target.commit,

@@ -81,12 +81,6 @@ def checkpoint_place(checkpoint: CheckpointFolder, root: Path) -> Path:
     return root / checkpoint.folder if checkpoint.hub is None else hub_path(HubFile(*checkpoint.hub, ""))
 
 
-def hub_place(model: ModelSettings) -> Path | None:
-    """Return the folder of a model's checkpoint in the hub's cache; `None` for any other model."""
-    checkpoint = checkpoint_of(model.export)
-    return None if checkpoint is None or checkpoint.hub is None else checkpoint_place(checkpoint, Path())
-
-
 WILDCARDS = frozenset("*?[")
 
 
@@ -115,7 +109,7 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
             taken |= {path.name.casefold(): path for path in own}
             yield from ((path.name, path) for path in own)
         problems += [
-            f"`{path.name}`, an asset of model `{model.name}`, is no JSON: {reason}"
+            f"`{path.name if checkpoint.hub else path.relative_to(root)}`, an asset of model `{model.name}`, is no JSON: {reason}"
             for path, reason in damaged_assets(own)
         ]
     for pattern in patterns:

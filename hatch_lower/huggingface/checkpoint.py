@@ -110,10 +110,10 @@ def part_folders(folder: Path) -> list[Path]:
         names = [part["path"] for part in listed]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [folder / name for name in names if isinstance(name, str) and is_inside(Path(name))]
+    return [folder / name for name in names if isinstance(name, str) and leads_inside(Path(name))]
 
 
-def is_inside(path: Path) -> bool:
+def leads_inside(path: Path) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 

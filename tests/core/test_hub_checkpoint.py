@@ -14,8 +14,8 @@ from support.weights import COMMIT, Served, hub_answers, served
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.checkpoint import CheckpointFolder, HubCommit, absolute_export, checkpoint_of
 from hatch_lower.config.settings import Metadata, Settings, read_settings
-from hatch_lower.driver.checkpoints import obtain_checkpoints
-from hatch_lower.driver.sources import find_assets, hub_place
+from hatch_lower.driver.checkpoints import link_checkpoint, obtain_checkpoints
+from hatch_lower.driver.sources import checkpoint_place, find_assets
 from hatch_lower.errors import ConfigError, EntryPointError, FetchError, LowerError
 from hatch_lower.events import Event
 
@@ -91,8 +91,9 @@ def refused(root: Path, kind: type[LowerError] = FetchError, given: Settings | N
 
 def snapshot(root: Path, given: Settings | None = None) -> list[str]:
     (model,) = (given or settings(root)).models
-    place = hub_place(model)
-    assert place is not None
+    checkpoint = checkpoint_of(model.export)
+    assert checkpoint is not None
+    place = checkpoint_place(checkpoint, root)
     return sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
 
 
@@ -213,7 +214,30 @@ def test_paths_that_lead_out_of_the_folder_are_not_downloaded(server: Served, tm
     assert snapshot(tmp_path) == NEEDED
 
 
+def test_an_export_sees_the_needed_files_alone(server: Served, tmp_path: Path, cache: Path) -> None:
+    obtained(tmp_path)
+    (cache / "snapshots" / COMMIT / "README.md").write_text("of another program")
+    (model,) = settings(tmp_path).models
+    linked = link_checkpoint(model, tmp_path / "work")
+    assert linked is not None
+    assert {path.name: path.read_bytes() for path in linked.iterdir()} == {name: FILES[name] for name in NEEDED}
+    (folder,) = settings(tmp_path, "models/net").models
+    assert link_checkpoint(folder, tmp_path / "other") is None
+
+
 # Refusals
+
+
+def test_code_is_refused_before_the_download_of_weights(server: Served, tmp_path: Path) -> None:
+    server.files.clear()
+    server.files.update(hub_answers({**FILES, "config.json": b'{"auto_map": {"AutoModel": "modeling_own.Net"}}'}))
+    assert "brings code of its own" in refused(tmp_path, EntryPointError).what
+    assert "model.safetensors" not in snapshot(tmp_path)
+
+
+def test_a_hub_out_of_reach_is_named(tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert "the hub does not answer (ConnectError: " in refused(tmp_path).found
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 from click.testing import CliRunner, Result
+from support.weights import COMMIT, hub_answers, served
 
 from hatch_lower.cli.main import main
 from hatch_lower.cli.scaffold import STUB
@@ -362,7 +363,8 @@ def test_a_checkpoint_with_an_image_processor_needs_pillow(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--transformers", "models/none"), "the folder holds no checkpoint of transformers"),
+        (("--transformers", "models/none"), "neither a folder of the project nor a commit"),
+        (("--transformers", "models"), "the folder holds no checkpoint of transformers"),
         (("--transformers", "../elsewhere"), "the checkpoint is not in a folder of the project"),
         (("--transformers", "."), "the checkpoint is not in a folder of the project"),
         (("--transformers", "models/reviews", "--task", "fill"), "there is no such task"),
@@ -378,3 +380,41 @@ def test_init_refuses_a_checkpoint_that_no_build_takes(options: tuple[str, ...],
     assert message in done.output + str(done.exception)
     assert (root / "pyproject.toml").read_text() == HATCHLING
     assert not (root / "src").exists()
+
+
+def test_a_checkpoint_of_the_hub_is_declared_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    for name in ("HATCH_LOWER_FETCH", "HF_HUB_OFFLINE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    root = project(tmp_path / "p", HATCHLING)
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"1"}
+    with served(hub_answers(files)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        done = init(root, "--transformers", f"org/name@{COMMIT}", "--backend", "onnxruntime")
+    assert done.exit_code == 0, done.output
+    document = written(root).unwrap()
+    models = document["tool"]["hatch"]["build"]["hooks"]["lower"]["models"]
+    assert models == {"My-Net": {"transformers": f"org/name@{COMMIT}"}}
+    assert "tokenizers" in document["project"]["dependencies"]
+    assert not any("org/name" in entry["file"] for entry in document["tool"]["uv"]["cache-keys"])
+    assert f"the checkpoint `org/name@{COMMIT}` is the model to lower" in done.output
+    assert [path for _, path, _ in server.requests if "safetensors" in path] == []
+
+
+def test_an_encoder_of_the_hub_is_declared_with_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    place = tmp_path / "hub" / "models--org--name" / "snapshots" / COMMIT
+    (place / "0_Transformer").mkdir(parents=True)
+    (place / "modules.json").write_text(
+        '[{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]'
+    )
+    (place / "0_Transformer" / "config.json").write_text("{}")
+    root = project(tmp_path / "p", HATCHLING)
+    assert init(root, "--transformers", f"org/name@{COMMIT}", "--backend", "onnxruntime").exit_code == 0
+    models = written(root).unwrap()["tool"]["hatch"]["build"]["hooks"]["lower"]["models"]
+    assert models == {"My-Net": {"sentence-transformers": f"org/name@{COMMIT}"}}

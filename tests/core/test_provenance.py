@@ -280,6 +280,18 @@ def test_weights_outside_have_a_place_and_a_digest(make: Make) -> None:
     assert facts(components["file:digits/_lowered/digits/weights.json"])["role"] == "places of weights"
 
 
+def test_a_checkpoint_of_the_hub_has_its_repository_and_commit(make: Make) -> None:
+    subject = make("digits", "letters", "plain")
+    export = f"transformers:org/name@{COMMIT}#fill-mask"
+    models = [replace(each, export=export) if each.name != "plain" else each for each in subject.settings.models]
+    components = by_ref(checked(replace(subject, settings=replace(subject.settings, models=tuple(models)))))
+    for model in ("digits", "letters"):
+        (origin,) = components[f"model:{model}"]["pedigree"]["ancestors"]
+        assert (origin["type"], origin["name"], origin["version"]) == ("machine-learning-model", "org/name", COMMIT)
+        assert origin["purl"] == f"pkg:huggingface/org/name@{COMMIT}"
+    assert "pedigree" not in components["model:plain"]
+
+
 def test_the_tools_have_versions(make: Make) -> None:
     document = checked(make(backends=(NATIVE,)))
     tools = {each["name"]: each for each in document["metadata"]["tools"]["components"]}

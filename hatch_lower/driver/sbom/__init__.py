@@ -12,7 +12,7 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult
 from hatch_lower.frozen import Frozen
 
-SCHEMA = 3  # version of this code's document, not of CycloneDX
+SCHEMA = 4  # version of this code's document, not of CycloneDX
 FOLDER = "sboms"  # folder in `.dist-info`, by PEP 770
 
 

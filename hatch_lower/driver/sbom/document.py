@@ -18,7 +18,7 @@ from typing import Any
 
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.bom import Bom
-from cyclonedx.model.component import Component, ComponentScope, ComponentType
+from cyclonedx.model.component import Component, ComponentScope, ComponentType, Pedigree
 from cyclonedx.model.lifecycle import LifecyclePhase, PredefinedLifecycle
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower import __version__
 from hatch_lower.canonical import digest_of
+from hatch_lower.config.checkpoint import checkpoint_of
 from hatch_lower.config.requirements import join_builds
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.driver.sbom import SbomInputs
@@ -159,7 +160,26 @@ def model_component(
         bom_ref=f"model:{settings.name}",
         properties=properties(facts),
         components=[file_component(file, *roles.get(path, ("", ()))) for path, file in files.items()],
+        pedigree=pedigree_of(settings),
     )
+
+
+def pedigree_of(model: ModelSettings) -> Pedigree | None:
+    """Return the origin of a model that is a checkpoint of the hub; `None` for any other model."""
+    checkpoint = checkpoint_of(model.export)
+    if checkpoint is None or checkpoint.hub is None:
+        return None
+    repository, commit = checkpoint.hub
+    owner, _, name = repository.partition("/")
+    url = PackageURL("huggingface", namespace=owner, name=name, version=commit)
+    origin = Component(
+        type=ComponentType.MACHINE_LEARNING_MODEL,
+        name=repository,
+        version=commit,
+        bom_ref=f"origin:{model.name}:{repository}@{commit}",
+        purl=url,
+    )
+    return Pedigree(ancestors=[origin])
 
 
 def roles_of(entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[str, ...]]]:
