@@ -200,7 +200,7 @@ def fetch_listed(hub: HubListing, names: list[str], stats: StatCache) -> list[st
 
 def download_files(target: HubTarget, names: list[str], *, force: bool) -> None:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()

@@ -6,6 +6,7 @@ transformers imports copies of such code, by default from a folder in the user's
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import shutil
 import sys
@@ -87,22 +88,26 @@ def private_copies() -> Iterator[None]:
     # to changed code: a load imports all classes anew
     for name in [name for name in sys.modules if name.startswith(f"{PACKAGE}.")]:
         del sys.modules[name]
-    before = owner.HF_MODULES_CACHE
+    before, path = owner.HF_MODULES_CACHE, list(sys.path)
     owner.HF_MODULES_CACHE = str(copies_folder())
     try:
         yield
     finally:
         owner.HF_MODULES_CACHE = before
+        sys.path[:] = path  # source lines are relative to the entries, and the folder of copies is named by chance
 
 
 def copies_folder() -> Path:
-    """Return the folder for copies; the same for all models of a process, because the package has one place."""
-    imported = getattr(sys.modules.get(PACKAGE), "__path__", None)
-    if imported:
-        return Path(imported[0]).parent
-    known = next((entry for entry in sys.path if Path(entry).name.startswith(COPIES)), None)
-    if known is not None:
-        return Path(known)
-    folder = tempfile.mkdtemp(prefix=COPIES)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # the code may import more of the copies in a call
-    return Path(folder)
+    """Return the folder for copies; the same for all models of a process, because their package has one place."""
+    package = sys.modules.get(PACKAGE)
+    if package is None:
+        folder = tempfile.mkdtemp(prefix=COPIES)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # the code may import more of the copies in a call
+        Path(folder, PACKAGE).mkdir()
+        Path(folder, PACKAGE, "__init__.py").touch()
+        sys.path.insert(0, folder)
+        try:
+            package = importlib.import_module(PACKAGE)
+        finally:
+            sys.path.remove(folder)
+    return Path(package.__path__[0]).parent

@@ -129,7 +129,7 @@ def test_copies_are_not_in_the_user_s_cache(folder: Path) -> None:
 
 def test_source_lines_have_no_folder_of_the_copies(folder: Path) -> None:
     (method,) = capture_model("own", loaded(folder), NullReporter()).methods
-    lines = set(source_lines(method.program, SourceRoots([folder.parents[1]])))
+    lines = set(source_lines(method.program, SourceRoots([folder.parents[1], *map(Path, sys.path)])))
     own = [line for line in lines if "own" in line]
     assert own == ["modeling_own.py:10"]
     assert not any(line.startswith("/") or COPIES in line for line in lines)

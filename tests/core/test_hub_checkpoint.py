@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.plugin.manager import PluginManager
 from support.weights import COMMIT, Served, hub_answers, served
 
 from hatch_lower.cache.store import Store, open_store
@@ -16,8 +19,11 @@ from hatch_lower.config.checkpoint import CheckpointFolder, HubCommit, absolute_
 from hatch_lower.config.settings import Metadata, Settings, read_settings
 from hatch_lower.driver.checkpoints import link_checkpoint, obtain_checkpoints
 from hatch_lower.driver.sources import checkpoint_place, find_assets
-from hatch_lower.errors import ConfigError, EntryPointError, FetchError, LowerError
+from hatch_lower.errors import ConfigError, EntryPointError, FetchError, LowerError, ProgramError
 from hatch_lower.events import Event
+from hatch_lower.hatch import hooks
+from hatch_lower.hatch.editable import write_eager
+from hatch_lower.runtime.eager import make_eager
 
 SOURCE = f"org/name@{COMMIT}"
 FILES = {
@@ -39,6 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the hub's cache, which is empty."""
     for name in ("HATCH_LOWER_FETCH", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no token"))
@@ -364,3 +371,44 @@ def test_a_missing_library_names_its_extra(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     error = refused(tmp_path, EntryPointError)
     assert error.hint == 'add "hatch-lower[transformers]" to `[build-system] requires`'
+
+
+# Distributions and editable installs
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_source_distribution_has_the_files_of_a_folder_and_not_of_the_hub(trusted: bool, tmp_path: Path) -> None:
+    table = "[tool.hatch.build.hooks.lower.models.{}]\ntransformers = '{}'\ntrust-remote-code = {}\n"
+    models = table.format("near", "models/near", str(trusted).lower()) + table.format("far", SOURCE, "true")
+    (tmp_path / "pyproject.toml").write_text(
+        f"[project]\nname = 'net'\nversion = '1'\n[tool.hatch.build.targets.sdist]\nonly-include = ['net']\n{models}"
+    )
+    for name in ("net/__init__.py", "models/near/config.json", "models/near/modeling_own.py", "models/near/parts/a.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    plugins = PluginManager()
+    plugins.initialize()
+    plugins.initialized = True
+    plugins.manager.register(hooks, name="lower")
+    (archive,) = SdistBuilder(str(tmp_path), plugin_manager=plugins).build()
+    with tarfile.open(archive) as opened:
+        names = {name.removeprefix("net-1/") for name in opened.getnames() if "/models/" in name}
+    code = {"models/near/modeling_own.py", "models/near/parts/a.py"} if trusted else set()
+    assert names == {"models/near/config.json", *code}
+
+
+def test_an_editable_install_has_the_assets_of_the_hub(server: Served, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    files = write_eager(settings(tmp_path), tmp_path / "work")
+    names = {file.path for file in files}
+    assert {f"net/_lowered/net/assets/{name}" for name in ("LICENSE", "config.json", "tokenizer.json")} < names
+    (document,) = (json.loads(file.source.read_text()) for file in files if file.path.endswith("eager.json"))
+    assert document["models"] == {"net": f"transformers:{SOURCE}"}
+
+
+def test_an_editable_install_runs_the_module_in_the_cache_of_the_hub(cache: Path) -> None:
+    pytest.importorskip("transformers.exporters")
+    with pytest.raises(ProgramError, match="the entry point of model `net` failed") as error:
+        make_eager("net", f"transformers:{SOURCE}")
+    assert f"the folder holds no checkpoint of transformers\n  where: transformers:{SOURCE}" in error.value.found
+    assert str(cache / "snapshots" / COMMIT / "config.json") in error.value.found
