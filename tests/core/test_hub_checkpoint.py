@@ -18,7 +18,9 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.checkpoint import CheckpointFolder, HubCommit, absolute_export, checkpoint_of
 from hatch_lower.config.settings import Metadata, Settings, read_settings
 from hatch_lower.driver.checkpoints import link_checkpoint, obtain_checkpoints
+from hatch_lower.driver.lookup import open_stats
 from hatch_lower.driver.sources import checkpoint_place, find_assets
+from hatch_lower.driver.weight_sources import obtain
 from hatch_lower.errors import ConfigError, EntryPointError, FetchError, LowerError, ProgramError
 from hatch_lower.events import Event
 from hatch_lower.hatch import hooks
@@ -230,6 +232,15 @@ def test_an_export_sees_the_needed_files_alone(server: Served, tmp_path: Path, c
     assert {path.name: path.read_bytes() for path in linked.iterdir()} == {name: FILES[name] for name in NEEDED}
     (folder,) = settings(tmp_path, "models/net").models
     assert link_checkpoint(folder, tmp_path / "other") is None
+
+
+def test_weights_that_stay_in_the_checkpoint_are_downloaded_once(server: Served, tmp_path: Path) -> None:
+    obtained(tmp_path)
+    store = store_in(tmp_path)
+    source = obtain(f"hf://{SOURCE}/model.safetensors", store, open_stats(store), lambda line: None)
+    assert source.path.read_bytes() == FILES["model.safetensors"]
+    path = f"/org/name/resolve/{COMMIT}/model.safetensors"
+    assert [command for command, asked, _ in server.requests if asked == path].count("GET") == 1
 
 
 # Refusals
