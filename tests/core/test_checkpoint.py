@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.weights import COMMIT, hub_answers, served
 
+from hatch_lower.cache.store import open_store
 from hatch_lower.config.checkpoint import CheckpointFolder, absolute_export, checkpoint_of
 from hatch_lower.config.settings import Metadata, Settings, read_settings
+from hatch_lower.driver.checkpoints import link_checkpoint, obtain_checkpoints
 from hatch_lower.driver.sources import find_assets
 from hatch_lower.errors import ConfigError, EntryPointError, ProgramError
 from hatch_lower.events import NullReporter
@@ -514,6 +517,26 @@ def test_pooling_and_normalization_are_part_of_the_method(encoder: Path) -> None
     torch.testing.assert_close(method.program.module()(**alone), embeddings[1:2])
     expected = found.module.encoder({name: tensor.clone() for name, tensor in inputs.items()})["sentence_embedding"]
     torch.testing.assert_close(embeddings, expected)
+
+
+def test_an_encoder_of_the_hub_is_that_of_its_folder(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HATCH_LOWER_FETCH", "HF_HUB_OFFLINE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    files = [path for path in encoder.rglob("*") if path.is_file()]
+    given = settings(tmp_path, **{"sentence-transformers": f"org/name@{COMMIT}"})
+    store = open_store({"HATCH_LOWER_CACHE_DIR": str(tmp_path / "cache")}, lambda line: None)
+    with served(hub_answers({path.relative_to(encoder).as_posix(): path.read_bytes() for path in files})) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        obtain_checkpoints(tmp_path, given.models, store, NullReporter())
+    (declared,) = given.models
+    linked = link_checkpoint(declared, tmp_path)
+    found: Any = discover(EntryPoint("words", declared.export, tmp_path, checkpoint=linked))
+    here: Any = discover(EntryPoint("words", f"sentence-transformers:{encoder.name}", encoder.parent))
+    inputs = found.methods["forward"].kwargs
+    torch.testing.assert_close(found.module(**inputs), here.module(**inputs))
 
 
 def test_init_finds_the_library_of_an_encoder(encoder: Path) -> None:
