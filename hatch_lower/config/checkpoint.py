@@ -5,12 +5,12 @@ export.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hatch_lower.config.tables import ModelTable
+from hatch_lower.config.tables import ON_THE_HUB, ModelTable
 from hatch_lower.frozen import Frozen
 from hatch_lower.urls import COMMIT
 
@@ -100,3 +100,14 @@ def declaration_problems(override: ModelTable, here: str) -> Iterator[str]:
         yield f"`{here}.task` is the task of a checkpoint, and the model has no `transformers`"
     if override.trust_remote_code and not sources.keys() & set(LIBRARIES):
         yield f"`{here}.trust-remote-code` is for the code of a checkpoint, and the model has no checkpoint"
+
+
+def place_problems(override: ModelTable, default: Sequence[str], model: str, here: str) -> Iterator[str]:
+    """Yield a sentence if the weights of a model shall stay on the hub, and the model is no checkpoint of the hub."""
+    weights = default if override.weights is None else override.weights
+    checkpoint = declared_checkpoint(override)
+    if ON_THE_HUB in weights and (checkpoint is None or checkpoint.hub is None):
+        yield (
+            f'`weights` is `"{ON_THE_HUB}"`, and the model `{model}` is no checkpoint of the hub: write'
+            f' `transformers = "org/name@<commit>"`, or other `weights` in `{here}`'
+        )

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from hatch_lower.config.tables import (
     IN_A_FILE,
+    ON_THE_HUB,
     RESERVED_KEYS,
     BackendChoice,
     HookTable,
@@ -114,9 +115,9 @@ def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits
         good = math.isfinite(value) and (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
     if good and isinstance(value, str) and "pattern" in limits:
         good = re.fullmatch(limits["pattern"], value) is not None
-    if good and isinstance(value, str) and "weights" in limits and value != IN_A_FILE:
+    if good and isinstance(value, str) and "weights" in limits and value not in (IN_A_FILE, ON_THE_HUB):
         fault = url_fault(value)
-        words, good = f'"{IN_A_FILE}" or {ALLOWED} ({fault})', not fault
+        words, good = f'"{IN_A_FILE}", "{ON_THE_HUB}" or {ALLOWED} ({fault})', not fault
     return value if good else add_problem(f"`{path}` must be {words}", value, problems)
 
 

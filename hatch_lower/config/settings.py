@@ -16,7 +16,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
-from hatch_lower.config.checkpoint import declaration_problems, declared_checkpoint, declaring_settings
+from hatch_lower.config.checkpoint import declaration_problems, declared_checkpoint, declaring_settings, place_problems
 from hatch_lower.config.option_files import with_contents
 from hatch_lower.config.packages import file_name_problems, resolve_package
 from hatch_lower.config.precision_file import read_kept
@@ -26,6 +26,7 @@ from hatch_lower.config.tables import (
     ATOL,
     IN_A_FILE,
     MAX_DROP,
+    ON_THE_HUB,
     RTOL,
     BackendChoice,
     BenchTable,
@@ -75,7 +76,7 @@ class ModelSettings(Frozen):
     recipes: tuple[str, ...]
     assets: tuple[str, ...] = ()  # globs of files that are packaged beside the programs; in no key
     card: str = ""  # JSON file (relative to the project, posix) with the card for the SBOM; in no key
-    weights: tuple[str, ...] = ()  # URLs of files with the weights, or `file` alone
+    weights: tuple[str, ...] = ()  # URLs of files with the weights, or `file` or `hub` alone
     verify_inputs: str = ""  # the sample file (relative to the project, posix) or `module:function` with real inputs
     calibrate: str = ""  # as `verify_inputs`: inputs for the ranges of activations
     # by recipe, the paths of modules that stay in float32, from `precision.toml`
@@ -285,8 +286,8 @@ def recipe_problems(names: Sequence[str], known: Collection[str], path: str) -> 
 
 
 def weights_problems(urls: Sequence[str], path: str) -> Iterator[str]:
-    if IN_A_FILE in urls and len(urls) > 1:
-        yield f'`{path}` must be `"{IN_A_FILE}"` alone, or URLs: a build looks into files or writes one'
+    if alone := next((word for word in (IN_A_FILE, ON_THE_HUB) if word in urls and len(urls) > 1), ""):
+        yield f'`{path}` must be `"{alone}"` alone, or URLs: a build looks into files or writes one'
     for i, url in enumerate(urls):
         if url and url in urls[:i]:
             yield f"`{path}[{i}]` names `{url}` again"
@@ -345,6 +346,7 @@ def resolve_models(
         if name in entry_points and sources:
             problems.append(f"`{here}.{setting}` repeats the model that `{declared}` declares; keep either")
         problems += declaration_problems(override, here)
+        problems += place_problems(override, given.weights, name, here)
         if name not in entry_points and not sources:
             problems.append(
                 f"`{here}` is not the name of a model and has no `export`, `transformers` or `sentence-transformers`;"

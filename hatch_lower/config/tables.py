@@ -96,6 +96,7 @@ PUBLIC_KEY = {
     "words": "an ed25519 public key: the base64 of its 32 bytes",
 }
 IN_A_FILE = "file"  # as `weights`: the build writes a file beside the wheel
+ON_THE_HUB = "hub"  # as `weights`: the files of the model's checkpoint
 WEIGHTS = {"single": True, "weights": True}
 CARD = {
     # relative, and not out of the project
@@ -294,8 +295,9 @@ class HookTable(Frozen):
     `gs://…`, `az://…`, `abfs://…`, or `hf://org/name@<commit>/model.safetensors` with the 40 digits of a commit; of a
     `file://…` the wheel has the name alone. A tensor of a program whose bytes are in such a file is mapped from the
     file, whatever its name. Other tensors stay in the wheel, and the build reports how much and why. `"file"` alone:
-    the build writes the weights into a file beside the wheel, to be uploaded. A URL contains no credentials: they come
-    from the environment of the download."""
+    the build writes the weights into a file beside the wheel, to be uploaded. `"hub"` alone: the files of the model's
+    checkpoint, which `transformers = "org/name@<commit>"` names. A URL contains no credentials: they come from the
+    environment of the download."""
     keep_weights: bool = False
     """Package weights that the lowered programs contain as well. By default the wheel leaves out a safetensors file
     whose tensors are all in the programs. Set it if users run the module itself from the installed package."""

@@ -31,6 +31,7 @@ from hatch_lower.driver.inputs.preload import built_library, preload_environment
 from hatch_lower.driver.lookup import LookupResult
 from hatch_lower.driver.process import run_children
 from hatch_lower.driver.protocol import Answer, ChildRequest, Mode
+from hatch_lower.driver.sources import weight_urls
 from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
@@ -95,7 +96,7 @@ def export_models(
             hidden=context.hidden,
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
             checkpoint=link_checkpoint(model, folder),
-            sources=named_in_wheel([sources[url] for url in model.weights if url in sources]),
+            sources=named_in_wheel([sources[url] for url in weight_urls(model) if url in sources]),
             localization=localization,
             search=search,
             outbox=units.outbox,

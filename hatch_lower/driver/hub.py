@@ -27,6 +27,7 @@ from hatch_lower.huggingface.checkpoint import (
     INDEX,
     MODULES,
     PICKLED,
+    WHOLE,
     indexed_weights,
     library_needed,
     missing_weights,
@@ -36,7 +37,6 @@ from hatch_lower.huggingface.checkpoint import (
 from hatch_lower.runtime.sources import forbidding_variable, hub_folder
 
 SMALL = (*ASSETS, MODULES, INDEX)
-WHOLE = "model.safetensors"  # the weights of a checkpoint without an index
 PART = re.compile(r"\w[\w.+-]*", re.ASCII)  # of a file's path
 CODE_SUFFIX = ".py"
 BUSY = (429, 500, 502, 503, 504)

@@ -19,14 +19,14 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, is_lfs_pointer, sha256_file
 from hatch_lower.config.checkpoint import CheckpointFolder, checkpoint_of
 from hatch_lower.config.settings import ModelSettings, Settings
-from hatch_lower.config.tables import IN_A_FILE
+from hatch_lower.config.tables import IN_A_FILE, ON_THE_HUB
 from hatch_lower.errors import ConfigError, LowerError, ProgramError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.results import ModelResult, PayloadFile
 from hatch_lower.format.values import Digest, Natural, RelativePath
 from hatch_lower.frozen import Frozen
-from hatch_lower.huggingface.checkpoint import checkpoint_assets, damaged_assets
-from hatch_lower.runtime.sources import HubFile, hub_path
+from hatch_lower.huggingface.checkpoint import checkpoint_assets, checkpoint_weights, damaged_assets
+from hatch_lower.runtime.sources import HUB, HubFile, hub_path
 
 FILE = "file://"
 
@@ -40,7 +40,19 @@ class KnownSource(Frozen):
 
 
 def urls_of(models: Iterable[ModelSettings]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(url for model in models for url in model.weights if url != IN_A_FILE))
+    return tuple(dict.fromkeys(url for model in models for url in weight_urls(model)))
+
+
+def weight_urls(model: ModelSettings) -> tuple[str, ...]:
+    """Return the URLs of a model's weights; for weights on the hub, its checkpoint must be in the hub's cache."""
+    if model.weights == (IN_A_FILE,):
+        return ()
+    checkpoint = checkpoint_of(model.export)
+    if model.weights != (ON_THE_HUB,) or checkpoint is None:
+        return model.weights
+    return tuple(
+        f"{HUB}{checkpoint.folder}/{name}" for name in checkpoint_weights(checkpoint_place(checkpoint, Path()))
+    )
 
 
 def file_path(url: str) -> Path:
@@ -56,7 +68,7 @@ def known_digest(url: str, store: Store, stats: StatCache) -> str:
             return stats.digest(file_path(url))
         except OSError:
             return ""
-    known = None if url == IN_A_FILE else known_source(url, store)
+    known = None if url in (IN_A_FILE, ON_THE_HUB) else known_source(url, store)
     return "" if known is None else known.sha256
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from hatch_lower.cache.recipes import is_recipe_shared, is_recipe_whole, read_cost
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, Settings
+from hatch_lower.driver.checkpoints import obtain_checkpoints
 from hatch_lower.driver.context import BuildContext
 from hatch_lower.driver.executor import UnitExport, export_models
 from hatch_lower.driver.lookup import LookupResult, ResultLookup, keeps_promises, lookup_of, unit_components
@@ -149,6 +150,7 @@ def divide_units(units: Sequence[Unit], count: int) -> list[tuple[Unit, ...]]:
 def make_missing(context: BuildContext, names: Collection[str], *, shared: bool) -> tuple[MethodRow, ...]:
     """Make the named units that are not cached; return a row for each lowered method."""
     units = missing_units(context, names, shared=shared)
+    obtain_checkpoints(context.settings.root, narrowed(context.settings, units).models, context.store, context.reporter)
     sources: dict[str, LocalSource] = {}
     # the keys have the digests of the weights, which are certain after the download only
     while urls := [url for url in urls_of(narrowed(context.settings, units).models) if url not in sources]:
@@ -237,6 +239,7 @@ def unkept_child(
             hint="run this in the project that the model comes from",
         )
     chosen = [models[model]]
+    obtain_checkpoints(context.settings.root, chosen, context.store, context.reporter)
     urls = urls_of(chosen)
     sources = obtain_sources(context, urls) if urls else {}
     # strict mode protects the result of a build

@@ -232,6 +232,16 @@ def missing_weights(folder: Path) -> list[str]:
     return missing or ([] if files_like(folder, WEIGHTS[:1]) else [WEIGHTS[0]])
 
 
+def checkpoint_weights(folder: Path) -> list[str]:
+    """Return the paths of a checkpoint's weights, relative to its folder: the parts of the index, or whole files."""
+    found = []
+    for place in (folder, *(part for part in part_folders(folder) if part != folder)):
+        names = sorted(indexed_weights(place)) or [WHOLE] * (place / WHOLE).is_file()
+        paths = [place / name for name in names] or files_like(place, WEIGHTS[:1])
+        found += [path.relative_to(folder).as_posix() for path in paths]
+    return found
+
+
 def indexed_weights(folder: Path) -> set[str]:
     """Return the names of the files in the index of a checkpoint in parts; none without an index."""
     try:

@@ -585,7 +585,7 @@ def test_weights_of_a_model_come_before_those_at_the_top() -> None:
 
 def test_every_problem_of_weights_is_reported_with_the_others() -> None:
     allowed = (
-        '"file" or `https://example.org/model.safetensors`, `hf://org/name@<commit>/model.safetensors`,'
+        '"file", "hub" or `https://example.org/model.safetensors`, `hf://org/name@<commit>/model.safetensors`,'
         " `s3://bucket/model.safetensors`, or a URL of `gs`, `az`, `abfs` or `file`"
     )
     branch = "hf://org/name@main/model.safetensors"

@@ -19,7 +19,7 @@ from hatch_lower.config.checkpoint import CheckpointFolder, HubCommit, absolute_
 from hatch_lower.config.settings import Metadata, Settings, read_settings
 from hatch_lower.driver.checkpoints import link_checkpoint, obtain_checkpoints
 from hatch_lower.driver.lookup import open_stats
-from hatch_lower.driver.sources import checkpoint_place, find_assets
+from hatch_lower.driver.sources import checkpoint_place, find_assets, urls_of
 from hatch_lower.driver.weight_sources import obtain
 from hatch_lower.errors import ConfigError, EntryPointError, FetchError, LowerError, ProgramError
 from hatch_lower.events import Event
@@ -75,8 +75,8 @@ class Kept:
             self.lines.append(event.detail)
 
 
-def settings(root: Path, source: str = SOURCE, library: str = "transformers", trusted: bool = False) -> Settings:
-    models = {"models": {"net": {library: source, "trust-remote-code": trusted}}}
+def settings(root: Path, source: str = SOURCE, library: str = "transformers", **more: Any) -> Settings:
+    models = {"models": {"net": {library: source, **more}}}
     return read_settings(models, Metadata("net", "1.0", {}), root=root, packages=["net"], regular=["net"])
 
 
@@ -211,7 +211,7 @@ def test_the_parts_of_an_encoder_are_downloaded(server: Served, tmp_path: Path) 
 
 
 def test_code_is_downloaded_where_the_setting_trusts_it(server: Served, tmp_path: Path) -> None:
-    given = settings(tmp_path, trusted=True)
+    given = settings(tmp_path, SOURCE, "transformers", **{"trust-remote-code": True})
     obtained(tmp_path, given)
     assert snapshot(tmp_path, given) == sorted([*NEEDED, "modeling_own.py"])
 
@@ -234,13 +234,36 @@ def test_an_export_sees_the_needed_files_alone(server: Served, tmp_path: Path, c
     assert link_checkpoint(folder, tmp_path / "other") is None
 
 
-def test_weights_that_stay_in_the_checkpoint_are_downloaded_once(server: Served, tmp_path: Path) -> None:
-    obtained(tmp_path)
+def test_weights_that_stay_on_the_hub_are_downloaded_once(server: Served, tmp_path: Path) -> None:
+    given = settings(tmp_path, weights="hub")
+    obtained(tmp_path, given)
+    (url,) = urls_of(given.models)
+    assert url == f"hf://{SOURCE}/model.safetensors"
     store = store_in(tmp_path)
-    source = obtain(f"hf://{SOURCE}/model.safetensors", store, open_stats(store), lambda line: None)
+    source = obtain(url, store, open_stats(store), lambda line: None)
     assert source.path.read_bytes() == FILES["model.safetensors"]
     path = f"/org/name/resolve/{COMMIT}/model.safetensors"
     assert [command for command, asked, _ in server.requests if asked == path].count("GET") == 1
+
+
+def test_weights_in_parts_stay_on_the_hub_without_other_files(server: Served, tmp_path: Path, cache: Path) -> None:
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+    parts = {"model-1.safetensors": b"1", "model-2.safetensors": b"2", "model.safetensors.index.json": index}
+    server.files.update(hub_answers({"config.json": b"{}", **parts}))
+    given = settings(tmp_path, weights="hub")
+    obtained(tmp_path, given)
+    (cache / "snapshots" / COMMIT / "consolidated.safetensors").write_bytes(b"of another program")
+    assert urls_of(given.models) == tuple(f"hf://{SOURCE}/model-{number}.safetensors" for number in (1, 2))
+
+
+@pytest.mark.parametrize("place", ["model", "top"])
+def test_weights_of_another_model_cannot_stay_on_the_hub(place: str, tmp_path: Path) -> None:
+    model: dict[str, Any] = {"transformers": "models/net"}
+    table: dict[str, Any] = {"models": {"net": model}}
+    (model if place == "model" else table)["weights"] = "hub"
+    with pytest.raises(ConfigError) as error:
+        read_settings(table, Metadata("net", "1.0", {}), root=tmp_path, packages=["net"], regular=["net"])
+    assert '`weights` is `"hub"`, and the model `net` is no checkpoint of the hub' in error.value.found
 
 
 # Refusals

@@ -13,6 +13,7 @@ from hatch_lower.cli.measure.side import BenchSide, side_of_places
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.config.settings import Settings
 from hatch_lower.driver.build import build_result, look_up, results_that_hold
+from hatch_lower.driver.checkpoints import obtain_checkpoints
 from hatch_lower.driver.contents import find_contents, places_in
 from hatch_lower.driver.context import ProjectView, build_context
 from hatch_lower.driver.executor import export_models, record_results
@@ -39,6 +40,7 @@ def lowered_again(
         (work / "build").mkdir()
         context = build_context(settings, view, work / "build", store, NullReporter())
         context = replace(context, environment={**context.environment, **variables})
+        obtain_checkpoints(settings.root, settings.models, store, context.reporter)
         urls = urls_of(settings.models)
         sources = obtain_sources(context, urls) if urls else {}
         known = look_up(context) if reuses else {}

@@ -39,6 +39,7 @@ from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.requirements import OWN_NAME, own_requirements
+from hatch_lower.driver.checkpoints import obtain_checkpoints
 from hatch_lower.driver.context import BuildContext
 from hatch_lower.driver.environment import ALIKE, PASSED, child_environment, matches
 from hatch_lower.driver.inputs.machine import cpu_capability, machine_facts, own_digest
@@ -315,13 +316,15 @@ def make_recipe(request: UnitRequest, snapshot: bytes, place: Workplace) -> None
         raise LacksError(Lack(room, "", error.strerror or str(error))) from error
     sources = {}
     context = BuildContext(settings, view, place.work, place.store, place.reporter, place.environment)
-    if urls := urls_of(narrowed(settings, [body.unit]).models):
-        from hatch_lower.driver.weight_sources import obtain_sources
+    models = narrowed(settings, [body.unit]).models
+    try:
+        obtain_checkpoints(settings.root, models, place.store, place.reporter)
+        if urls := urls_of(models):
+            from hatch_lower.driver.weight_sources import obtain_sources
 
-        try:
             sources = obtain_sources(context, urls)
-        except FetchError as error:  # another worker may reach the server
-            raise LacksError(Lack(f"weights at {error.where}", "", f"{error.what}: {error.found}")) from error
+    except FetchError as error:  # another worker may reach the server
+        raise LacksError(Lack(f"weights at {error.where}", "", f"{error.what}: {error.found}")) from error
     for answer in make_units(context, [body.unit], sources, place.outbox, place.poll):
         if any(place.store.find_record(key) is None for key in answer.recipes.values()):
             raise LacksError(Lack("room for the results", "", "the unit's store could not be written"))
