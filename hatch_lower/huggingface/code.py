@@ -107,7 +107,7 @@ def copies_folder() -> Path:
         Path(folder, PACKAGE, "__init__.py").touch()
         sys.path.insert(0, folder)
         try:
-            package = importlib.import_module(PACKAGE)
+            package = importlib.import_module("transformers_modules")  # `PACKAGE`
         finally:
             sys.path.remove(folder)
     return Path(package.__path__[0]).parent
