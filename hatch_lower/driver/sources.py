@@ -121,7 +121,8 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
             taken |= {path.name.casefold(): path for path in own}
             yield from ((path.name, path) for path in own)
         problems += [
-            f"`{path.name if checkpoint.hub else path.relative_to(root)}`, an asset of model `{model.name}`, is no JSON: {reason}"
+            f"`{path.relative_to(root) if checkpoint.hub is None else path.name}`, an asset of model `{model.name}`,"
+            f" is no JSON: {reason}"
             for path, reason in damaged_assets(own)
         ]
     for pattern in patterns:
