@@ -66,8 +66,7 @@ class ImageReader(Frozen):
 
     def read(self, images: Sequence[Any]) -> Numbers:
         """Return the pixels of images, float32 of shape (images, channels, height, width)."""
-        if not images:
-            raise InputError("there is no image", where=f"model `{self.model}`", found="an empty list")
+        refuse_no_image(self.model, images)
         found = [self._pixels(image) for image in images]
         if len({each.shape for each in found}) > 1:
             raise InputError(
@@ -132,6 +131,11 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
             channels(config["image_std"]) if config.get("do_normalize") else None,
             number_from(config.get("crop_pct") or 224 / 256, 0.01, 1) if name == "ConvNext" else None,
         )
+
+
+def refuse_no_image(model: str, images: Sequence[Any]) -> None:
+    if not images:
+        raise InputError("there is no image", where=f"model `{model}`", found="an empty list", hint="give images")
 
 
 def to_image(value: Any) -> Any:

@@ -128,7 +128,7 @@ class LoadedModel:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of a model of transformers, by the index of the output.
+        """The labels of a model of transformers or timm, by the index of the output.
 
         Raises:
             ProgramError: if the model's assets have no `config.json` with labels.
@@ -175,9 +175,9 @@ class LoadedModel:
             parameters = inspect.signature(self.methods["forward"]).parameters
         found: dict[str, Any] = {}
         if images is not None:
-            from hatch_lower.runtime.images import image_reader
+            from hatch_lower.runtime.timm_images import any_image_reader
 
-            found["pixel_values"] = image_reader(self.name, self.assets).read(listed(images))
+            found["pixel_values"] = any_image_reader(self.name, self.assets).read(listed(images))
         if sounds is not None:
             from hatch_lower.runtime.sounds import refuse_hidden_padding, sound_reader
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import InputError, ProgramError
+from hatch_lower.format.timm_config import is_timm, label_names
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Arrays
@@ -20,10 +21,13 @@ UNLIMITED = 1_000_000  # tokens; a larger `model_max_length` stands for no limit
 
 def read_labels(model: str, assets: Mapping[str, Path]) -> tuple[str, ...]:
     """Return the labels of a packaged configuration, by the index of the output."""
-    found = read_asset(model, assets, CONFIG).get("id2label")
+    config = read_asset(model, assets, CONFIG)
+    found = label_names(config) if is_timm(config) else config.get("id2label")
     if not isinstance(found, Mapping) or sorted(found) != sorted(map(str, range(len(found)))):
         raise ProgramError(
-            f"model `{model}` has no labels", where=str(assets[CONFIG]), found="no `id2label` for each output"
+            f"model `{model}` has no labels",
+            where=str(assets[CONFIG]),
+            found=f"no {'`label_names`' if is_timm(config) else '`id2label`'} for each output",
         )
     return tuple(str(found[str(index)]) for index in range(len(found)))
 
