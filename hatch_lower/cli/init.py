@@ -15,28 +15,20 @@ import click
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
-from hatch_lower.cache.store import open_store
 from hatch_lower.cli.arguments import root_option
+from hatch_lower.cli.init_checkpoint import checked_folder, checked_timm
 from hatch_lower.cli.output import show
 from hatch_lower.cli.proposal import NEEDS, proposal_lines, propose
 from hatch_lower.cli.scaffold import Package, find_package, module_package, weights_globs, write_package, write_stub
-from hatch_lower.config.checkpoint import SENTENCES, TRANSFORMERS, CheckpointFolder, checkpoint_of
+from hatch_lower.config.checkpoint import checkpoint_of
 from hatch_lower.config.requirements import OWN_NAME, read_requirement
 from hatch_lower.config.settings import HOOK_PATH, Recipe
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.driver.checkpoints import refuse_without_commit
-from hatch_lower.driver.hub import HubTarget, download_checkpoint
-from hatch_lower.driver.lookup import open_stats
 from hatch_lower.driver.sources import checkpoint_place
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import read_pyproject
-from hatch_lower.huggingface.checkpoint import (
-    checkpoint_assets,
-    part_folders,
-    read_checkpoint_config,
-    refuse_unknown_task,
-)
+from hatch_lower.huggingface.checkpoint import checkpoint_assets
 from hatch_lower.runtime.processors import JOINT, PROCESSOR, has_images
 from hatch_lower.runtime.texts import TOKENIZER
 from hatch_lower.runtime.torch_private.unimported import numbers, tried_versions
@@ -61,6 +53,7 @@ GPU_BACKEND = "cuda"
     help="A folder of the project with a checkpoint of transformers or sentence-transformers, or `org/name@COMMIT` of"
     " the Hugging Face hub, in place of a function.",
 )
+@click.option("--timm", help="A folder of the project with a checkpoint of timm, in place of a function.")
 @click.option("--task", help="The checkpoint's task, such as `text-classification`. Default: by its configuration.")
 @click.option("--backend", "backends", multiple=True, help="A backend. Repeatable. Default: by the needs.")
 @click.option(
@@ -76,6 +69,7 @@ def init(
     model: str | None,
     export: str | None,
     checkpoint: str | None,
+    timm: str | None,
     task: str | None,
     backends: Sequence[str],
     needs: Sequence[str],
@@ -84,10 +78,11 @@ def init(
 
     Edits pyproject.toml: the build requirements, the dependencies, the model's entry point and the build hook, and
     hatchling in place of setuptools. Writes a module with a stand-in for the model if there is no module. With
-    `--transformers` no module is written, and the build hook names the folder. Nothing else changes.
+    `--transformers` or `--timm` no module is written, and the build hook names the folder. Nothing else changes.
     """
-    if checkpoint and export:
-        raise click.UsageError("`--export` and `--transformers` both name the model: give only one of them.")
+    named = [f"`--{name}`" for name, each in (("export", export), ("transformers", checkpoint), ("timm", timm)) if each]
+    if len(named) > 1:
+        raise click.UsageError(f"{' and '.join(named)} both name the model: give only one of them.")
     if task and not checkpoint:
         raise click.UsageError("`--task` is the task of a checkpoint: give `--transformers`, too.")
     path = Path(os.path.realpath(root / "pyproject.toml"))
@@ -108,6 +103,7 @@ def init(
         path.parent, project
     )
     folder = checked_folder(path.parent, checkpoint, task) if checkpoint else None
+    folder = checked_timm(path.parent, timm) if timm else folder
     try:
         if folder:
             target, written = folder.export, write_package(package)
@@ -137,36 +133,6 @@ class Declared(Frozen):
     def code(self) -> str:
         """The folder of the top-level package, relative to the project; the package may be a namespace."""
         return (self.package.source / self.package.name.partition(".")[0]).relative_to(self.root).as_posix()
-
-
-def checked_folder(root: Path, given: str, task: str | None) -> CheckpointFolder:
-    """Return a checkpoint, in the project by its relative path; raise `LowerError` if a build would refuse it."""
-    refuse_unknown_task(task or "", "`--task`")
-    named = CheckpointFolder(given.rstrip("/"), task or "")
-    refuse_without_commit(named, root, "`--transformers`")
-    if named.hub is not None:
-        return downloaded_checkpoint(named, HubTarget(named, *named.hub, "`--transformers`"))
-    place = Path(os.path.realpath(root / given))
-    if not place.is_relative_to(root) or place == root:
-        raise ConfigError(
-            "the checkpoint is not in a folder of the project",
-            where="`--transformers`",
-            found=f"{place}, and the project is {root}",
-            hint="copy the folder into the project, such as to `models/`",
-        )
-    parts = [] if task else part_folders(place)
-    read_checkpoint_config(parts[0] if parts else place, "`--transformers`")
-    library = SENTENCES if parts else TRANSFORMERS
-    return CheckpointFolder(place.relative_to(root).as_posix(), task or "", library)
-
-
-def downloaded_checkpoint(named: CheckpointFolder, target: HubTarget) -> CheckpointFolder:
-    """Return a checkpoint of the hub with its library, after a download of the files beside the weights."""
-    stats = open_stats(open_store(os.environ, lambda line: None))
-    if not named.task:  # its configuration may be in a part's folder
-        target = replace(target, checkpoint=replace(named, library=SENTENCES))
-    download_checkpoint(target, stats, weights=False)
-    return named if named.task or not part_folders(target.folder) else target.checkpoint
 
 
 def entry_point(package: Package) -> tuple[str, list[Path]]:

@@ -14,7 +14,7 @@ from hatch_lower.config.tables import ON_THE_HUB, ModelTable
 from hatch_lower.frozen import Frozen
 from hatch_lower.urls import COMMIT
 
-TRANSFORMERS, SENTENCES = LIBRARIES = ("transformers", "sentence-transformers")
+TRANSFORMERS, SENTENCES, TIMM = LIBRARIES = ("transformers", "sentence-transformers", "timm")
 CODE = "?trust-remote-code"
 # `transformers:models/reviews`, `transformers:models/reviews#text-classification`,
 # `transformers:org/name@<commit>?trust-remote-code`
@@ -88,6 +88,7 @@ def declaring_settings(override: ModelTable) -> dict[str, str]:
         "export": override.export,
         TRANSFORMERS: override.transformers,
         SENTENCES: override.sentence_transformers,
+        TIMM: override.timm,
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -16,7 +16,13 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
-from hatch_lower.config.checkpoint import declaration_problems, declared_checkpoint, declaring_settings, place_problems
+from hatch_lower.config.checkpoint import (
+    LIBRARIES,
+    declaration_problems,
+    declared_checkpoint,
+    declaring_settings,
+    place_problems,
+)
 from hatch_lower.config.option_files import with_contents
 from hatch_lower.config.packages import file_name_problems, resolve_package
 from hatch_lower.config.precision_file import read_kept
@@ -349,8 +355,8 @@ def resolve_models(
         problems += place_problems(override, given.weights, name, here)
         if name not in entry_points and not sources:
             problems.append(
-                f"`{here}` is not the name of a model and has no `export`, `transformers` or `sentence-transformers`;"
-                f" {nearest(name, entry_points)}"
+                f"`{here}` is not the name of a model and has no `export` or checkpoint"
+                f" ({', '.join(f'`{library}`' for library in LIBRARIES)}); {nearest(name, entry_points)}"
             )
             continue
         recipes = override.recipes if override.recipes is not None else order

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.canonical import is_lfs_pointer
-from hatch_lower.config.checkpoint import SENTENCES, TRANSFORMERS, CheckpointFolder
+from hatch_lower.config.checkpoint import SENTENCES, TIMM, TRANSFORMERS, CheckpointFolder
 from hatch_lower.errors import EntryPointError, nearest
+from hatch_lower.format.timm_config import ARCHITECTURE, is_timm
 from hatch_lower.huggingface.code import CODE, own_class, private_copies, refuse_code, refuse_module_code
 from hatch_lower.huggingface.tasks import TASK_CLASSES
 
@@ -29,6 +30,10 @@ ASSETS = (
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WRITERS = {  # the calls that write a checkpoint
+    TRANSFORMERS: "model.save_pretrained(folder)",
+    TIMM: "timm.models.save_for_hf(model, folder, safe_serialization=True)",
+}
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 NOT_READ = "pooler."  # parameters of transformers' own pooling: an encoder of sentences pools its tokens itself
 
@@ -48,6 +53,8 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
     folder = root / checkpoint.folder
     if checkpoint.library == SENTENCES:
         return encoder_model(folder, where, trusts_code=checkpoint.trusts_code)
+    if checkpoint.library == TIMM:
+        return timm_model(folder, where)
     with library_needed(TRANSFORMERS, where):
         import transformers
         import transformers.exporters  # since 5.24
@@ -103,6 +110,21 @@ def encoder_model(folder: Path, where: str, *, trusts_code: bool) -> Model:
     return sentence_model(encoder, where)
 
 
+def timm_model(folder: Path, where: str) -> Model:
+    config = read_checkpoint_config(folder, where, TIMM)
+    safe = folder / WHOLE  # timm prefers pickles to files of other names
+    if not safe.is_file():
+        pickle = next(iter(files_like(folder, PICKLED)), safe)
+        line = (
+            "from timm.models import load_state_dict as l; from safetensors.torch import save_file as s;"
+            f" s(l({str(pickle)!r}), {str(safe)!r})"
+        )
+        raise no_safe_weights(folder, [safe.name], line, where)
+    with library_needed(TIMM, where):
+        from hatch_lower.huggingface.image_models import loaded_by_timm, model_of_images
+    return model_of_images(loaded_by_timm(folder, config, where), config, where)
+
+
 def part_folders(folder: Path) -> list[Path]:
     """Return the folders of an encoder's modules in order; an empty list for a checkpoint that is no encoder."""
     try:
@@ -143,18 +165,23 @@ def refuse_other_shapes(found: Iterable[tuple[str, Any, Any]], kind: type, where
 @contextmanager
 def library_needed(library: str, where: str) -> Iterator[None]:
     """Raise `EntryPointError` with the library's extra if an import fails."""
+    hint = f'add "hatch-lower[{library}]" to `[build-system] requires`'
     try:
         yield
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, RuntimeError):  # operators of torchvision that a torch of another build lacks
+            hint = "install torch and torchvision of releases that belong together, from the same index"
         raise EntryPointError(
             f"a model of the table `{library}` needs the library",
             where=where,
             found=f"{type(error).__name__}: {error}",
-            hint=f'add "hatch-lower[{library}]" to `[build-system] requires`',
+            hint=hint,
         ) from error
 
 
-def read_checkpoint_config(folder: Path, where: str, *, trusts_code: bool = False) -> dict[str, Any]:
+def read_checkpoint_config(
+    folder: Path, where: str, library: str = TRANSFORMERS, *, trusts_code: bool = False
+) -> dict[str, Any]:
     path = folder / CONFIG
     found: dict[str, Any] = {}
     try:
@@ -162,15 +189,19 @@ def read_checkpoint_config(folder: Path, where: str, *, trusts_code: bool = Fals
         reason = "" if isinstance(found, dict) else f"a value of type `{type(found).__name__}`"
     except (OSError, ValueError) as error:
         reason = str(error)
+    hint = f"name a folder that `{WRITERS[library]}` wrote"
+    if not reason and library == TIMM and not is_timm(found):
+        reason = f"no `{ARCHITECTURE}`"
+    elif not reason and library == TRANSFORMERS and is_timm(found) and "model_type" not in found:
+        reason, hint = "a checkpoint of timm", "declare the folder with `timm`"
+    elif reason and (folder / ADAPTER).is_file():
+        hint = (
+            "the folder holds an adapter alone: merge it into its model with `merge_and_unload()` of peft, and save the"
+            " model with `save_pretrained`"
+        )
     if reason:
         raise EntryPointError(
-            "the folder holds no checkpoint of transformers",
-            where=where,
-            found=f"{path}: {reason}",
-            hint="name a folder that `model.save_pretrained(folder)` wrote"
-            if not (folder / ADAPTER).is_file()
-            else "the folder holds an adapter alone: merge it into its model with `merge_and_unload()` of peft, and"
-            " save the model with `save_pretrained`",
+            f"the folder holds no checkpoint of {library}", where=where, found=f"{path}: {reason}", hint=hint
         )
     refuse_code(found, path, where, trusted=trusts_code)
     return found
@@ -213,15 +244,20 @@ def refuse_other_weights(folder: Path, kind: str, where: str) -> None:
         for name in names:
             refuse_damaged_weights(folder / name, where)
         return
-    pickled = files_like(folder, PICKLED) if missing == [WHOLE] else []
-    found = f"no file {', '.join(f'`{name}`' for name in missing)} in {folder}"
+    place = repr(str(folder))
+    line = f"from transformers import {kind} as m; m.from_pretrained({place}).save_pretrained({place})"
+    raise no_safe_weights(folder, missing, line if missing == [WHOLE] else "", where)
+
+
+def no_safe_weights(folder: Path, names: Iterable[str], line: str, where: str) -> EntryPointError:
+    """Return the error of a folder without files of weights; `line` is Python that converts pickled weights."""
+    pickled = files_like(folder, PICKLED)
+    found = f"no file {', '.join(f'`{name}`' for name in names)} in {folder}"
     hint = "copy the weights into the folder; if git keeps them elsewhere, fetch them first"
-    if pickled:
+    if pickled and line:
         found = f"pickled weights alone: {', '.join(f'`{path.name}`' for path in pickled)}"
-        place = repr(str(folder))
-        line = f"from transformers import {kind} as m; m.from_pretrained({place}).save_pretrained({place})"
         hint = f'convert the weights if you trust their author, because a pickle may run code: python -c "{line}"'
-    raise EntryPointError(
+    return EntryPointError(
         "a checkpoint must have its weights in safetensors files", where=where, found=found, hint=hint
     )
 

@@ -12,8 +12,6 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.timm_config import ImageSteps, Sides, image_steps, is_timm
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.images import (
-    JOINT,
-    PROCESSOR,
     ImageReader,
     image_reader,
     refuse_no_image,
@@ -21,6 +19,7 @@ from hatch_lower.runtime.images import (
     shortest_sides,
     to_image,
 )
+from hatch_lower.runtime.processors import JOINT, PROCESSOR
 from hatch_lower.runtime.texts import CONFIG, read_asset
 
 MODES = {1: "L", 3: "RGB"}  # channels to Pillow's modes

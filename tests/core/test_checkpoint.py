@@ -95,7 +95,7 @@ def test_a_checkpoint_declares_a_model_in_the_only_package(tmp_path: Path) -> No
         ({"transformers": "models/*"}, "must be a folder of the project, such as `models/reviews`"),
         ({"transformers": "/models"}, "must be a folder of the project, such as `models/reviews`"),
         ({"transformers": "models/a", "task": "Fill Mask"}, "must be a task of transformers"),
-        ({}, "has no `export`, `transformers` or `sentence-transformers`"),
+        ({}, "has no `export` or checkpoint (`transformers`, `sentence-transformers`, `timm`)"),
     ],
 )
 def test_a_wrong_table_is_refused(table: dict[str, str], words: str, tmp_path: Path) -> None:

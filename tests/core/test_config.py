@@ -242,8 +242,8 @@ VERIFY = '`{}.verify` must be one of true, false, "required", "interpret"'
         ),
         (
             {"models": {"digit": {"recipes": ["default"]}}},
-            "`{}.models.digit` is not the name of a model and has no `export`, `transformers` or"
-            " `sentence-transformers`; did you mean `digits`? known: `digits`",
+            "`{}.models.digit` is not the name of a model and has no `export` or checkpoint (`transformers`,"
+            " `sentence-transformers`, `timm`); did you mean `digits`? known: `digits`",
         ),
         (
             {"models": {"digits": {"export": "tools:export"}}},

@@ -335,6 +335,16 @@ def test_a_checkpoint_with_a_tokenizer_needs_the_library_of_tokenizers(tmp_path:
     assert "tokenizers" in written(root).unwrap()["project"]["dependencies"]
 
 
+def test_a_checkpoint_of_timm_needs_no_entry_point(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", HATCHLING)
+    checkpoint(root, architecture="resnet18")
+    done = init(root, "--timm", "models/reviews", "--backend", "onnxruntime")
+    assert done.exit_code == 0, done.output
+    lower = written(root).unwrap()["tool"]["hatch"]["build"]["hooks"]["lower"]
+    assert lower["models"] == {"My-Net": {"timm": "models/reviews"}}
+    assert "the checkpoint in `models/reviews` is the model to lower" in done.output
+
+
 @pytest.mark.parametrize(
     ("file", "contents", "needed"),
     [
@@ -365,6 +375,11 @@ def test_a_checkpoint_with_an_image_processor_needs_pillow(
     [
         (("--transformers", "models/none"), "neither a folder of the project nor a commit"),
         (("--transformers", "models"), "the folder holds no checkpoint of transformers"),
+        (("--timm", "models/reviews"), "the folder holds no checkpoint of timm"),
+        (("--timm", "../elsewhere"), "the checkpoint is not in a folder of the project"),
+        (("--timm", "a", "--transformers", "b"), "`--transformers` and `--timm` both name the model"),
+        (("--timm", "models/reviews", "--task", "fill-mask"), "give `--transformers`, too"),
+        (("--transformers", "models/none"), "the folder holds no checkpoint of transformers"),
         (("--transformers", "../elsewhere"), "the checkpoint is not in a folder of the project"),
         (("--transformers", "."), "the checkpoint is not in a folder of the project"),
         (("--transformers", "models/reviews", "--task", "fill"), "there is no such task"),
