@@ -115,9 +115,9 @@ def timm_model(folder: Path, where: str) -> Model:
     safe = folder / WHOLE  # timm prefers pickles to files of other names
     if not safe.is_file():
         pickle = next(iter(files_like(folder, PICKLED)), safe)
-        line = (
+        line = (  # with copies: the weights of a model may be shared, as in CoaT
             "from timm.models import load_state_dict as l; from safetensors.torch import save_file as s;"
-            f" s(l({str(pickle)!r}), {str(safe)!r})"
+            f" s({{k: v.clone() for k, v in l({str(pickle)!r}).items()}}, {str(safe)!r})"
         )
         raise no_safe_weights(folder, [safe.name], line, where)
     with library_needed(TIMM, where):

@@ -87,9 +87,17 @@ def loaded_by_timm(folder: Path, config: Mapping[str, Any], where: str) -> torch
     kind = type(module).__name__
     # the weights of a model that timm did not load are random numbers
     missing, spare = reports[-1] if reports else (list(module.state_dict()), [])
-    refuse_names(missing, f"the checkpoint has no weights for parameters of `{kind}`", where)
+    refuse_names(without_weights(module, missing), f"the checkpoint has no weights for parameters of `{kind}`", where)
     refuse_names(spare, f"the checkpoint has weights that `{kind}` does not take", where)
     return module.float()
+
+
+def without_weights(module: torch.nn.Module, missing: Iterable[str]) -> list[str]:
+    """Return the missing names without those of shared weights, which a file may hold under a single name."""
+    state = module.state_dict()
+    absent = set(missing)
+    loaded = {tensor.data_ptr() for name, tensor in state.items() if name not in absent}
+    return [name for name in absent if name not in state or state[name].data_ptr() not in loaded]
 
 
 @contextmanager
