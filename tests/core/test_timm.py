@@ -101,7 +101,7 @@ def test_a_wrong_table_is_refused(table: Mapping[str, str], words: str, tmp_path
 def test_the_configuration_and_the_licence_are_assets(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     for name in ("config.json", "LICENSE", "model.safetensors", "pytorch_model.bin", "README.md"):
-        (tmp_path / "models" / name).write_text(name)
+        (tmp_path / "models" / name).write_text("{}")
     assert find_assets(settings(tmp_path, timm="models"))["net"].keys() == {"config.json", "LICENSE"}
 
 

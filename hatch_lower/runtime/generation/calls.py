@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Arrays
 
 METHODS = ("start", "decode")
-LISTED = "give `input_ids`, `attention_mask` and the settings that `help(model.generate)` lists"
 ELSEWHERE = "generate with `hatch_lower.huggingface.as_pretrained(model)`, where transformers is installed"
 # arguments of transformers' own `generate`, and their counterparts
 INSTEAD: Mapping[str, str] = {
@@ -75,9 +74,8 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     given = {name: in_numpy(chosen.pop(name), model.arrays) for name in sorted(chosen.keys() - SETTINGS)}
     prefix = "decoder_" if has_encoder else ""
     ids, mask = given.pop(prefix + "input_ids", None), given.pop(prefix + "attention_mask", None)
-    of_images = {}
-    if ENCODE in model.methods:
-        of_images = {name: given.pop(name) for name in sorted(given.keys() & IMAGE_ARGUMENTS)}
+    image_names = given.keys() & IMAGE_ARGUMENTS if ENCODE in model.methods else ()
+    of_images = {name: given.pop(name) for name in sorted(image_names)}
     given = encoder_inputs(model, takes["start"] if has_encoder else frozenset(), given)
     refuse_texts({**given, prefix + "input_ids": ids})
     check_prompt = partial(checked_prompt, mask=mask, pads_left=not has_encoder)
@@ -216,11 +214,12 @@ def encoder_inputs(model: LanguageModel, parameters: frozenset[str], given: Mapp
     """Return the inputs of an encoder, without arguments that change nothing."""
     spare = spare_names(model.name, model.assets, parameters, given)
     if unknown := given.keys() - parameters - spare:
-        name = min(unknown)
+        name, inputs = min(unknown), sorted(parameters) or ["input_ids", "attention_mask"]
+        listed = f"give {', '.join(f'`{each}`' for each in inputs)} and the settings that `help(model.generate)` lists"
         raise InputError(
             f"`generate` of model `{model.name}` has no argument `{name}`",
             found=nearest(name, SETTINGS.union(parameters)),
-            hint=INSTEAD.get(name, ELSEWHERE if name in NOT_HERE else LISTED),
+            hint=INSTEAD.get(name, ELSEWHERE if name in NOT_HERE else listed),
         )
     return {name: value for name, value in given.items() if name in parameters}
 
