@@ -65,7 +65,7 @@ def read_result(project: Path) -> dict[str, Any]:
 def measured(name: str, project: Path, engines: list[str]) -> dict[str, Any]:
     """Return the outcome for each engine, of a single build; an engine that fails is left out of the next build."""
     if not (project / "checkpoint").exists():
-        (project / "subject").mkdir(parents=True)
+        (project / "subject").mkdir(parents=True, exist_ok=True)
         (project / "subject" / "__init__.py").touch()
         make(name).save_pretrained(project / "checkpoint")
     found: dict[str, Any] = {}
