@@ -32,19 +32,7 @@ def exporting(module: PreTrainedModel) -> Iterator[None]:
     from transformers.exporters.exporter_dynamo import reset_model_state
     from transformers.exporters.utils import apply_patches
 
-    with apply_patches("dynamo"), reset_model_state(module), plain_experts(module):
-        yield
+    from hatch_lower.huggingface.experts import experts_for_export
 
-
-@contextmanager
-def plain_experts(module: PreTrainedModel) -> Iterator[None]:
-    """Let experts multiply with operators of torch: the default calls an operator of transformers."""
-    if not module._can_set_experts_implementation():
+    with apply_patches("dynamo"), reset_model_state(module), experts_for_export(module):
         yield
-        return
-    before = module.get_experts_implementation()
-    module.set_experts_implementation("batched_mm")
-    try:
-        yield
-    finally:
-        module.set_experts_implementation(before)
