@@ -135,7 +135,6 @@ def test_a_wrong_number_of_arguments(args: Any, kwargs: Any, found: str) -> None
     [
         (lambda: 1, "1: not a tensor"),
         (lambda: None, "None: not a tensor"),
-        (lambda: [torch.zeros(2, 1, 8, 8)], "list: not a tensor"),
         (lambda: torch.zeros(2, 1, 8, 8, dtype=torch.float64), "float64[2, 1, 8, 8]: the dtype must be float32"),
         (lambda: torch.zeros(1, 8, 8), "float32[1, 8, 8]: 3 dimensions, which must be 4"),
         (lambda: torch.zeros(2, 1, 8, 7), "float32[2, 1, 8, 7]: dimension 3 is 7, which must be 8"),
@@ -583,6 +582,17 @@ def test_literal_inputs_are_compared_strictly(exported: str, passed: str) -> Non
         return
     with pytest.raises(InputError, match="a value that the graph was not exported for"):
         forward(torch.zeros(4), LITERALS[passed][1])
+
+
+def test_a_list_is_no_tensor() -> None:
+    executor = executor_of(delegated())
+    with pytest.raises(InputError) as caught:
+        executor.methods["forward"]([torch.zeros(2, 1, 8, 8)])
+    assert str(caught.value) == (
+        "method `forward` takes float32[batch, 1, 8, 8] for `image`, batch from 1 to 1024\n"
+        "  found: list: not a tensor\n"
+        '  to do: pass `torch.tensor(...)` with the right dtype; a tokenizer makes tensors with `return_tensors="pt"`'
+    )
 
 
 def test_a_refused_literal_names_the_exported_value() -> None:
