@@ -53,7 +53,7 @@ GPU_BACKEND = "cuda"
     help="A folder of the project with a checkpoint of transformers or sentence-transformers, or `org/name@COMMIT` of"
     " the Hugging Face hub, in place of a function.",
 )
-@click.option("--timm", help="A folder of the project with a checkpoint of timm, in place of a function.")
+@click.option("--timm", help="A folder of the project with a checkpoint of timm, or `org/name@COMMIT`.")
 @click.option("--task", help="The checkpoint's task, such as `text-classification`. Default: by its configuration.")
 @click.option("--backend", "backends", multiple=True, help="A backend. Repeatable. Default: by the needs.")
 @click.option(

@@ -32,13 +32,17 @@ def checked_folder(root: Path, given: str, task: str | None) -> CheckpointFolder
 def downloaded_checkpoint(named: CheckpointFolder, target: HubTarget) -> CheckpointFolder:
     """Return a checkpoint of the hub with its library, after a download of the files beside the weights."""
     stats = open_stats(open_store(os.environ, lambda line: None))
-    if not named.task:  # its configuration may be in a part's folder
+    if not named.task and named.library != TIMM:  # its configuration may be in a part's folder
         target = replace(target, checkpoint=replace(named, library=SENTENCES))
     download_checkpoint(target, stats, weights=False)
-    return named if named.task or not part_folders(target.folder) else target.checkpoint
+    return target.checkpoint if target.checkpoint.library == SENTENCES and part_folders(target.folder) else named
 
 
 def checked_timm(root: Path, given: str) -> CheckpointFolder:
+    named = CheckpointFolder(given.rstrip("/"), library=TIMM)
+    refuse_without_commit(named, root, "`--timm`")
+    if named.hub is not None:
+        return downloaded_checkpoint(named, HubTarget(named, *named.hub, "`--timm`"))
     place = folder_in_project(root, given, "`--timm`")
     read_checkpoint_config(place, "`--timm`", TIMM)
     return CheckpointFolder(place.relative_to(root).as_posix(), library=TIMM)

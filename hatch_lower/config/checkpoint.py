@@ -99,8 +99,11 @@ def declaration_problems(override: ModelTable, here: str) -> Iterator[str]:
         yield f"`{here}` has {' and '.join(f'`{each}`' for each in sources)}; keep one of them"
     if override.task is not None and override.transformers is None:
         yield f"`{here}.task` is the task of a checkpoint, and the model has no `transformers`"
-    if override.trust_remote_code and not sources.keys() & set(LIBRARIES):
-        yield f"`{here}.trust-remote-code` is for the code of a checkpoint, and the model has no checkpoint"
+    if override.trust_remote_code and not sources.keys() & {TRANSFORMERS, SENTENCES}:
+        yield (
+            f"`{here}.trust-remote-code` is for the code of a checkpoint, and the model has no `{TRANSFORMERS}` and no"
+            f" `{SENTENCES}`"
+        )
 
 
 def place_problems(override: ModelTable, default: Sequence[str], model: str, here: str) -> Iterator[str]:

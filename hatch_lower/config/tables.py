@@ -201,9 +201,10 @@ class ModelTable(Frozen):
     checkpoint is refused. The code may do anything that the build's user may do: read the code first. The installed
     wheel does not contain the code."""
     timm: str | None = field(default=None, metadata=CHECKPOINT)
-    """Folder of the project with a checkpoint of timm, as `save_for_hf(…, safe_serialization=True)` writes it, in place
-    of `export`. The method `forward` takes `pixel_values`, images of the checkpoint's size in a batch of any size.
-    Configuration and licence in the folder become assets. The build needs `hatch-lower[timm]`."""
+    """Folder of the project with a checkpoint of timm, as `save_for_hf(…, safe_serialization=True)` writes it, or
+    `org/name@<commit>` of the Hugging Face hub, in place of `export`. The method `forward` takes `pixel_values`, images
+    of the checkpoint's size in a batch of any size. Configuration and licence become assets. The build needs
+    `hatch-lower[timm]`."""
     package: str | None = None
     """Import package that gets the model's files. Default: the `package` at the top."""
     recipes: tuple[str, ...] | None = None

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.config.checkpoint import HUB_SITE, SENTENCES, CheckpointFolder
+from hatch_lower.config.checkpoint import HUB_SITE, SENTENCES, TIMM, TRANSFORMERS, CheckpointFolder
 from hatch_lower.driver.sources import checkpoint_place
 from hatch_lower.errors import EntryPointError, FetchError, LowerError
 from hatch_lower.frozen import Frozen
@@ -122,7 +122,8 @@ def refuse_early(target: HubTarget) -> None:
     """Refuse a checkpoint by its configuration, before the download of weights."""
     checkpoint, folder = target.checkpoint, target.folder
     parts = part_folders(folder) if checkpoint.library == SENTENCES else []
-    read_checkpoint_config(next(iter(parts), folder), target.where, trusts_code=checkpoint.trusts_code)
+    library = TIMM if checkpoint.library == TIMM else TRANSFORMERS  # also of an encoder's parts
+    read_checkpoint_config(next(iter(parts), folder), target.where, library, trusts_code=checkpoint.trusts_code)
 
 
 def list_files(target: HubTarget) -> dict[str, ListedFile]:

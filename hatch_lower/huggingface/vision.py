@@ -1,7 +1,7 @@
 """Language models that read images, to export for generation.
 
-The method `encode_image` returns the features of an image, and `embed` those of tokens; the caller puts an image's
-features in the places of the image's tokens, and `decode` takes the features.
+The method `encode_image` returns the features of an image, and `embed` the features of tokens. The caller puts an
+image's features in the places of the image's tokens, and `decode` takes the features.
 """
 
 from __future__ import annotations

@@ -89,10 +89,11 @@ def test_the_setting_is_part_of_the_export(tmp_path: Path) -> None:
     assert plain.export == "transformers:models/own"
 
 
-def test_trust_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [{"export": "own:export"}, {"timm": "models/own"}])
+def test_trust_without_a_checkpoint_that_may_have_code_is_refused(source: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        settings(tmp_path, **{"export": "own:export", "trust-remote-code": True})
-    assert "is for the code of a checkpoint, and the model has no checkpoint" in error.value.found
+        settings(tmp_path, **{**source, "trust-remote-code": True})
+    assert "is for the code of a checkpoint, and the model has no `transformers` and no `sentence-" in error.value.found
 
 
 def test_code_is_refused_by_default(folder: Path) -> None:

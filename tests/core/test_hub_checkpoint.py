@@ -210,6 +210,16 @@ def test_the_parts_of_an_encoder_are_downloaded(server: Served, tmp_path: Path) 
     assert snapshot(tmp_path, given) == ["1_Pooling/config.json", "config.json", "model.safetensors", "modules.json"]
 
 
+def test_a_checkpoint_of_timm_is_downloaded(server: Served, tmp_path: Path) -> None:
+    server.files.clear()
+    server.files.update(hub_answers({**FILES, "config.json": b'{"architecture": "resnet18"}'}))
+    given = settings(tmp_path, library="timm")
+    obtained(tmp_path, given)
+    assert snapshot(tmp_path, given) == NEEDED
+    # another cache of builds, which does not know the commit
+    assert refused(tmp_path / "other", EntryPointError).hint == "declare the folder with `timm`"
+
+
 def test_code_is_downloaded_where_the_setting_trusts_it(server: Served, tmp_path: Path) -> None:
     given = settings(tmp_path, SOURCE, "transformers", **{"trust-remote-code": True})
     obtained(tmp_path, given)

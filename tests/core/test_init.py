@@ -417,6 +417,23 @@ def test_a_checkpoint_of_the_hub_is_declared_by_its_commit(tmp_path: Path, monke
     assert [path for _, path, _ in server.requests if "safetensors" in path] == []
 
 
+def test_a_checkpoint_of_timm_on_the_hub_is_declared_by_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    place = tmp_path / "hub" / "models--org--name" / "snapshots" / COMMIT
+    place.mkdir(parents=True)
+    (place / "config.json").write_text('{"architecture": "resnet18"}')
+    root = project(tmp_path / "p", HATCHLING)
+    done = init(root, "--timm", f"org/name@{COMMIT}", "--backend", "onnxruntime")
+    assert done.exit_code == 0, done.output
+    models = written(root).unwrap()["tool"]["hatch"]["build"]["hooks"]["lower"]["models"]
+    assert models == {"My-Net": {"timm": f"org/name@{COMMIT}"}}
+
+
 def test_an_encoder_of_the_hub_is_declared_with_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("huggingface_hub")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -64,30 +62,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whisper(folder: Path, place: Path, **packaged: Any) -> tuple[Any, LoadedModel]:
     """Return a model of transformers, and the same model as a loaded model, with a configuration of generation."""
     import transformers
+    from support.generators import loaded
 
     from hatch_lower.huggingface import generator
-    from hatch_lower.runtime.torch_arrays import ARRAYS
 
     module = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
     found = {"decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": END, "max_length": 30, **packaged}
     (place / "generation_config.json").write_text(json.dumps(found))
     module.generation_config = transformers.GenerationConfig.from_pretrained(place)
-    model = generator(module)
-
-    def method(name: str) -> Callable[..., Any]:
-        def call(**arguments: Any) -> Any:
-            with torch.no_grad():
-                return getattr(model.module, name)(**arguments)
-
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters = [inspect.Parameter(each, kind) for each in model.methods[name].kwargs]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return call
-
-    runnable: Any = SimpleNamespace(methods={name: method(name) for name in model.methods}, arrays=ARRAYS)
     assets = {path.name: path for path in [*folder.iterdir(), place / "generation_config.json"]}
-    provenance: Any = SimpleNamespace(name="net", assets=assets, arrays="torch")
-    return module, LoadedModel(runnable, provenance)
+    return module, loaded(generator(module), assets)
 
 
 def sounds() -> list[Any]:
