@@ -146,7 +146,8 @@ def test_whatever_a_worker_raises_ends_the_unit(pool: WorkerPool, raised: str) -
 def test_a_worker_that_is_avoided_gets_no_unit(dask_cluster: Any, tmp_path: Path) -> None:
     pool = executor(f"dask:{dask_cluster.scheduler_address}", tmp_path)()
     first = pool.submit(make_request(), b"", NOBODY).result(SECONDS).worker
-    others = [pool.submit(make_request(seconds=0.1), b"", frozenset({first})) for _ in range(4)]
+    # so many that the idle worker steals from the queue of the other
+    others = [pool.submit(make_request(seconds=0.1), b"", frozenset({first})) for _ in range(20)]
     (second,) = {future.result(SECONDS).worker for future in others}
     assert second != first
     with pytest.raises(NoWorkerError):

@@ -35,7 +35,7 @@ LOGS = ("distributed", "distributed.client")
 # a result that cannot be pickled there or unpickled here. So a malformed answer is sent as an empty answer.
 TASK = (
     "(lambda name, data: (f'{name}', data if type(data) is bytes else b''))"
-    f"(*__import__('importlib').import_module({__name__!r}).run_on_dask(function, request, snapshot))"
+    f"(*__import__('importlib').import_module({__name__!r}).run_on_dask(function, request, snapshot, avoid))"
 )
 
 
@@ -109,6 +109,7 @@ class DaskPool:
             # if all allowed workers are gone when the unit's turn comes, Dask takes any worker
             options = {"workers": allowed, "allow_other_workers": True} if allowed else {}
             names = {"function": task_name(self._run_unit), "request": request, "snapshot": self._share(snapshot)}
+            names["avoid"] = avoid if allowed else frozenset()
             # Dask warns of large arguments
             future = call_unwarned(self._executor.submit, eval, TASK, names, **options)
         self._running.add(future)
@@ -160,9 +161,14 @@ def task_name(run_unit: Any) -> str:
     return f"{run_unit.__module__}:{run_unit.__qualname__}"
 
 
-def run_on_dask(function: str, request: bytes, snapshot: bytes) -> tuple[str, bytes]:
-    """Make a unit on a worker; the unit ends when the scheduler drops the task."""
+def run_on_dask(function: str, request: bytes, snapshot: bytes, avoid: frozenset[str]) -> tuple[str, bytes]:
+    """Make a unit on a worker; the unit ends when the scheduler drops the task.
+
+    An idle worker steals a queued unit, even a unit that is to avoid the worker. The stolen unit goes back.
+    """
     worker = distributed.get_worker()
+    if worker.address in avoid and distributed.get_client().nthreads().keys() - avoid:
+        raise distributed.Reschedule
     key = worker.get_current_task()
     run_unit: RunUnit = pkgutil.resolve_name(function)
 
