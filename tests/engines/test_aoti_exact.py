@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import hatch_lower
 from hatch_lower.backends.aoti.compile import AotiBackend
@@ -77,3 +78,24 @@ def test_absolute_values_of_narrow_integers_wrap_around(tmp_path: Path) -> None:
     results = hatch_lower.load(save_program(lowered, tmp_path / "out"))(x)
     for result, expected in zip(results, Sizes()(x), strict=True):
         torch.testing.assert_close(result, expected, equal_nan=True)
+
+
+class Concatenations(nn.Module):
+    def forward(self, x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+        heads = x.transpose(1, 2)
+        empty = [torch.zeros(0), torch.zeros(0, dtype=torch.float64), heads[:0]]
+        sole = [torch.cat([heads]), torch.cat([image[:, :0], image], 1), *(torch.cat([each, heads]) for each in empty)]
+        return *sole, torch.cat([image, image], 1), torch.cat([heads, heads], -1)
+
+
+def test_a_tensor_joined_with_empty_tensors_alone_has_the_strides_of_eager(tmp_path: Path) -> None:
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    example = torch.randn(2, 7, 3, 4), image
+    program = torch.export.export(Concatenations(), example, dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO}, None))
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    assert not lowered.reasons["forward"]
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for x in (example[0], torch.randn(3, 5, 3, 4)):
+        for result, expected in zip(model(x, image), Concatenations()(x, image), strict=True):
+            assert torch.equal(result, expected)
+            assert result.stride() == expected.stride()

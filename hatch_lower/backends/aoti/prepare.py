@@ -163,7 +163,16 @@ class AotiCopy(PartitionCopy):
             return write_floored(partial(self._write, index), node, *args[:2])
         if is_inexact_function(node):
             return write_exactly(partial(self._write, index), node, *args, **kwargs)
-        return self._call(target, args, kwargs, f"n{index}", index)
+        written = self._call(target, args, kwargs, f"n{index}", index)
+        return self._in_order(node, written, index) if is_copy_of_one(node) else written
+
+    def _in_order(self, node: Node, value: Node, index: int) -> Node:
+        """Write a copy with the dimensions in the order of eager's memory: inductor keeps the order of the tensor."""
+        aten = torch.ops.aten
+        order = memory_order(node.meta["val"]) or list(range(node.meta["val"].dim()))
+        moved = self._write(index, aten.permute.default, value, order)
+        dense = self._write(index, aten.clone.default, moved, memory_format=torch.contiguous_format)
+        return self._write(index, aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
 
     def _write_layer(self, node: Node, operands: tuple[Operand, Operand], index: int, *, is_linear: bool) -> Node:
         self.multiplies = True
@@ -288,6 +297,18 @@ def static_sizes(program: ExportedProgram) -> set[int]:
     values = (node.meta.get("val") for node in program.graph.nodes)
     shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
     return {size for shape in shapes for size in shape if isinstance(size, int)}
+
+
+def is_copy_of_one(node: Node) -> bool:
+    """Return whether a node concatenates a single tensor, apart from tensors without elements."""
+    if torch_operator(node.target) is not torch.ops.aten.cat.default:
+        return False
+    tensors: Any = node.args[0]
+    return len({tensor for tensor in tensors if not is_empty(tensor.meta["val"])}) == 1
+
+
+def is_empty(value: torch.Tensor) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in value.shape)
 
 
 def is_check(node: Node) -> bool:
