@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import keyword
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +12,8 @@ import click
 
 from hatch_lower import BACKEND_GROUP, DELEGATE_GROUP
 from hatch_lower.cli.output import show
-from hatch_lower.errors import ConfigError, ProcessError, refused_error
+from hatch_lower.driver.new_folder import folder_in_place
+from hatch_lower.errors import ConfigError
 
 KIT_TIME = "the kit lowers and runs many programs, which takes minutes; pytest-xdist (`pytest -n auto`) divides them"
 TEMPLATE = Path(__file__).with_name("template")
@@ -82,24 +81,10 @@ def renamed_template(text: str, name: str) -> str:
 
 def write_backend(name: str, folder: Path) -> list[Path]:
     """Write a new backend, completely or not at all; return its files."""
-    if os.path.lexists(folder):
-        raise ConfigError(
-            "the folder for the new backend exists already",
-            where=str(folder),
-            hint="name a new folder with `--directory`",
-        )
     files = sorted(render(name).items())
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=folder.parent) as beside:
-            unfinished = Path(beside, "unfinished")  # `beside` is readable for its owner only
-            for path, text in files:
-                place = unfinished / path
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_text(text, "utf-8")
-            unfinished.rename(folder)
-    except OSError as error:
-        raise refused_error(error, str(folder)) or ProcessError(
-            "the new backend cannot be written", where=str(error.filename or folder), found=error.strerror or str(error)
-        ) from error
+    with folder_in_place(folder, "new backend", "--directory") as unfinished:
+        for path, text in files:
+            place = unfinished / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, "utf-8")
     return [folder / path for path, _ in files]

@@ -63,15 +63,16 @@ def test_the_folder_is_named_after_the_distribution(tmp_path: Path, monkeypatch:
     assert (tmp_path / "my-engine-backend" / "pyproject.toml").is_file()
 
 
-def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     done = CliRunner().invoke(main, ["new-backend", "engine", "--directory", str(tmp_path)])
     assert done.exit_code == 1
     assert done.stderr == (
-        "error: the folder for the new backend exists already\n"
+        "error: the folder for the new backend has other files\n"
         f"  where: {tmp_path}\n"
         "  to do: name a new folder with `--directory`\n"
     )
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
