@@ -13,12 +13,14 @@ from hatch_lower.cli.check import check
 from hatch_lower.cli.diff import diff
 from hatch_lower.cli.explain import explain
 from hatch_lower.cli.fetch import fetch
+from hatch_lower.cli.hub_folder import hub_command
 from hatch_lower.cli.incomplete import EXTRAS, incomplete_error
 from hatch_lower.cli.init import init
 from hatch_lower.cli.inspect import inspect
 from hatch_lower.cli.localize import localize
 from hatch_lower.cli.lower import lower
 from hatch_lower.cli.new_backend import new_backend
+from hatch_lower.cli.oci import oci, oci_unpack
 from hatch_lower.cli.output import show_error, show_text
 from hatch_lower.cli.plan import plan
 from hatch_lower.cli.precision import precision
@@ -71,6 +73,7 @@ def schema() -> None:
 
 for command in (
     *(init, inspect, report, diff, check, localize, precision, fetch),
+    *(oci, oci_unpack, hub_command),
     *(explain, plan, lower, reproduce, bench, profile, tune, tune_kernels, cache, new_backend),
 ):
     main.add_command(command)

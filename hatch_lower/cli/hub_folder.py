@@ -1,0 +1,44 @@
+"""`hatch-lower hub-folder`: a wheel as a folder that is uploaded to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import shutil
+from email.parser import HeaderParser
+from pathlib import Path
+
+import click
+
+from hatch_lower.cli.arguments import FILE
+from hatch_lower.driver.contents import find_contents, metadata_text, sbom_text
+from hatch_lower.driver.new_folder import folder_in_place
+from hatch_lower.driver.sbom.markdown import CardFacts, card_page
+from hatch_lower.format.codec import parse_json
+from hatch_lower.format.results import SBOM_FILE
+
+
+@click.command("hub-folder")
+@click.argument("wheel", type=FILE)
+@click.option("--to", required=True, type=click.Path(path_type=Path), help="A new folder.")
+def hub_command(wheel: Path, to: Path) -> None:
+    """Write a folder for the Hugging Face hub: the wheel, its SBOM, and a model card made of the SBOM.
+
+    `hf upload ORG/NAME FOLDER` sends the folder.
+    """
+    files = write_hub_folder(wheel, to)
+    click.echo(f"{to}: {', '.join(files)}")
+
+
+def write_hub_folder(wheel: Path, folder: Path) -> list[str]:
+    """Write the folder, completely or not at all; return the names of its files."""
+    find_contents(wheel)
+    sbom = sbom_text(wheel)
+    metadata = HeaderParser().parsestr(metadata_text(wheel, "METADATA") or "")
+    licence = metadata["License-Expression"] or metadata["License"] or ""
+    facts = CardFacts(metadata["Name"], metadata["Version"], metadata["Summary"] or "", licence, wheel.name)
+    document = parse_json(sbom.encode(), f"{wheel.name}: {SBOM_FILE}")
+    page = card_page(document if isinstance(document, dict) else {}, facts)
+    with folder_in_place(folder, "files of the hub") as unfinished:
+        (unfinished / "README.md").write_text(page, encoding="utf-8")
+        (unfinished / SBOM_FILE).write_text(sbom, encoding="utf-8")
+        shutil.copyfile(wheel, unfinished / wheel.name)
+    return sorted(path.name for path in folder.iterdir())

@@ -1,0 +1,306 @@
+"""`hatch-lower oci` and `hatch-lower oci-unpack`: wheels in OCI layouts, and out of them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from support.sides import PLAIN, write_wheel
+from support.weights import checkpoint, write_outside
+
+import hatch_lower
+from hatch_lower.canonical import recorded_digest, sha256_bytes
+from hatch_lower.cli.entry import main
+from hatch_lower.driver.oci.pack import CODE_TYPE, WEIGHTS_TYPE
+
+EMPTY: Mapping[str, bytes] = MappingProxyType({})
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def wheel_of(folder: Path, version: str = "1.0", more: Mapping[str, bytes] = EMPTY) -> Path:
+    """Write a wheel with a model, constants, code, a check file, an SBOM and a RECORD."""
+    path = write_wheel(folder / f"digits-{version}-py3-none-any.whl", {"net": PLAIN}, version=version)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    information = f"digits-{version}.dist-info"
+    files |= {
+        "digits/_lowered/net/constants.safetensors": b"weights" * 1000,
+        "digits/_lowered/net/check.safetensors": b"check",
+        "digits/__init__.py": b"",
+        "digits/code.py": f"VERSION = {version!r}\n".encode(),
+        f"{information}/sboms/hatch-lower.cdx.json": b"{}",
+        **more,
+    }
+    record = f"{information}/RECORD"
+    rows = [f"{name},{recorded_digest(sha256_bytes(data))},{len(data)}" for name, data in sorted(files.items())]
+    files[record] = "\n".join([row for row in rows if not row.startswith(record)] + [f"{record},,"]).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in sorted(files.items()):
+            archive.writestr(name, data)
+    return path
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def packed(folder: Path, *options: str, more: Mapping[str, bytes] = EMPTY) -> tuple[Path, dict[str, Any]]:
+    """Return a layout with an artifact, and what the command says of the artifact."""
+    done = run("oci", wheel_of(folder, more=more), "--to", folder / "layout", "--json", *options)
+    assert done.exit_code == 0, done.output
+    return folder / "layout", json.loads(done.stdout)
+
+
+def replace_blob(layout: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest of a layout's first artifact, with a digest that fits."""
+    index = json.loads((layout / "index.json").read_text())
+    entry = index["manifests"][0]
+    manifest = json.loads((layout / "blobs/sha256" / entry["digest"].removeprefix("sha256:")).read_text())
+    change(manifest)
+    data = json.dumps(manifest).encode()
+    entry |= {"digest": f"sha256:{write_blob(layout, data)}", "size": len(data)}
+    (layout / "index.json").write_text(json.dumps(index))
+
+
+def write_blob(layout: Path, data: bytes) -> str:
+    digest = hashlib.sha256(data).hexdigest()
+    (layout / "blobs/sha256" / digest).write_bytes(data)
+    return digest
+
+
+def replace_layer(layout: Path, kind: str, data: bytes, **annotations: str) -> None:
+    """Replace the layer of a media type in the first artifact, with a digest that fits."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        (layer,) = [each for each in manifest["layers"] if each["mediaType"] == kind]
+        layer |= {"digest": f"sha256:{write_blob(layout, data)}", "size": len(data)}
+        layer["annotations"] |= annotations
+
+    replace_blob(layout, change)
+
+
+def tar_of(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        information = tarfile.TarInfo(name)
+        information.type, information.linkname = kind, "/etc/passwd"
+        archive.addfile(information)
+    return file.getvalue()
+
+
+def test_an_unpacked_artifact_has_the_files_of_the_wheel(tmp_path: Path) -> None:
+    layout, report = packed(tmp_path)
+    assert report["tag"] == "1.0"
+    done = run("oci-unpack", layout, "--to", tmp_path / "site")
+    assert done.exit_code == 0, done.output
+    with zipfile.ZipFile(tmp_path / "digits-1.0-py3-none-any.whl") as archive:
+        assert files_below(tmp_path / "site") == {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_artifact_names_what_the_specification_requires(tmp_path: Path) -> None:
+    layout, report = packed(tmp_path)
+    blobs = layout / "blobs/sha256"
+    manifest = json.loads((blobs / report["digest"].removeprefix("sha256:")).read_text())
+    assert (manifest["schemaVersion"], manifest["mediaType"]) == (2, MANIFEST_TYPE)
+    assert manifest["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
+    assert manifest["config"]["mediaType"] == "application/vnd.cncf.model.config.v1+json"
+    config = json.loads((blobs / manifest["config"]["digest"].removeprefix("sha256:")).read_text())
+    digests = [layer["digest"] for layer in manifest["layers"]]
+    assert config == {
+        "descriptor": {"name": "digits", "version": "1.0", "title": "digits"},
+        "config": {"format": "hatch-lower"},
+        "modelfs": {"type": "layers", "diffIds": digests},
+    }
+    kinds = ("weight", "weight.config", "dataset", "doc", "code")
+    assert [layer["mediaType"].split(".v1.")[0] for layer in manifest["layers"]] == [
+        f"application/vnd.cncf.model.{kind}" for kind in kinds
+    ]
+    for path in blobs.iterdir():
+        assert sha256_bytes(path.read_bytes()) == path.name
+
+
+def test_two_layouts_of_a_wheel_are_equal(tmp_path: Path) -> None:
+    one, _ = packed(tmp_path / "one")
+    two, _ = packed(tmp_path / "two")
+    assert files_below(one) == files_below(two)
+
+
+def test_two_versions_in_a_layout_share_their_weights(tmp_path: Path) -> None:
+    layout, first = packed(tmp_path)
+    done = run("oci", wheel_of(tmp_path, "2.0"), "--to", layout, "--json")
+    second = json.loads(done.stdout)
+    assert first["layers"][0] == second["layers"][0]
+    assert len(list((layout / "blobs/sha256").iterdir())) < len(first["layers"]) * 2 + 4
+    assert "known: `1.0`, `2.0`" in run("oci-unpack", layout, "--to", tmp_path / "site").output
+    assert run("oci-unpack", layout, "--to", tmp_path / "site", "--tag", "2.0").exit_code == 0
+    assert "2.0" in (tmp_path / "site/digits/code.py").read_text()
+
+
+def test_a_tag_of_another_artifact_is_refused_and_the_layout_stays(tmp_path: Path) -> None:
+    layout, _ = packed(tmp_path)
+    before = files_below(layout)
+    done = run("oci", wheel_of(tmp_path, "2.0"), "--to", layout, "--tag", "1.0")
+    assert "the layout has another artifact with the tag" in done.output
+    assert files_below(layout) == before
+    assert run("oci", wheel_of(tmp_path), "--to", layout).exit_code == 0  # the same artifact again
+    assert files_below(layout) == before
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/note").touch()
+    layout, _ = packed(tmp_path)
+    for arguments in (("oci", wheel_of(tmp_path)), ("oci-unpack", layout)):
+        done = run(*arguments, "--to", tmp_path / "full")
+        assert "the folder for the artifact has other files" in done.output
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["note"]
+
+
+@pytest.mark.parametrize("tag", ["1.0+cpu", "", "a/b", "x" * 129])
+def test_a_tag_that_oci_does_not_allow_is_refused(tmp_path: Path, tag: str) -> None:
+    wheel = wheel_of(tmp_path, version=tag or "1+local")
+    done = run("oci", wheel, "--to", tmp_path / "layout", *(["--tag", tag] if tag else []))
+    assert "OCI does not allow the tag" in done.output
+    assert not (tmp_path / "layout").exists()
+
+
+def test_a_wheel_with_scripts_is_refused(tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path, more={"digits-1.0.data/scripts/serve": b"#!python"})
+    done = run("oci", wheel, "--to", tmp_path / "layout")
+    assert "the wheel installs files outside of its packages" in done.output
+    assert not (tmp_path / "layout").exists()
+
+
+def test_a_wheel_without_lowered_models_is_refused(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path / "digits-1.0-py3-none-any.whl", {})
+    done = run("oci", wheel, "--to", tmp_path / "layout")
+    assert (done.exit_code, (tmp_path / "layout").exists()) == (1, False)
+
+
+def test_changed_bytes_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    layout, report = packed(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for layer in report["layers"]:
+        blob = layout / "blobs/sha256" / layer["digest"].removeprefix("sha256:")
+        data = blob.read_bytes()
+        for other in (bytes([data[0] ^ 1]) + data[1:], data[:-1], data + b"\0"):
+            blob.write_bytes(other)
+            done = run("oci-unpack", layout, "--to", tmp_path / "site")
+            assert "a blob of the artifact is not the one that its descriptor names" in done.output
+        blob.write_bytes(data)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "digits/../../outside", "a\\b", ""])
+def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    layout, _ = packed(tmp_path)
+    replace_layer(layout, WEIGHTS_TYPE, b"x", **{"org.cncf.model.filepath": name})
+    done = run("oci-unpack", layout, "--to", tmp_path / "site")
+    assert (done.exit_code, (tmp_path / "site").exists()) == (1, False)
+    assert "is damaged" in done.output
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (tar_of("../outside"), "instead of a relative path"),
+        (tar_of("digits/link", tarfile.SYMTYPE), "`digits/link` is not a plain file"),
+        (tar_of("digits/link", tarfile.LNKTYPE), "`digits/link` is not a plain file"),
+        (tar_of("digits/device", tarfile.CHRTYPE), "`digits/device` is not a plain file"),
+        (tar_of("digits/_lowered/manifest.json"), "`digits/_lowered/manifest.json` is in two layers"),
+        (tar_of("digits/more.py"), "files `RECORD` of wheels"),
+        (b"no archive", "no tar archive"),
+    ],
+)
+def test_an_archive_of_other_files_is_refused(tmp_path: Path, data: bytes, found: str) -> None:
+    layout, _ = packed(tmp_path)
+    replace_layer(layout, CODE_TYPE, data)
+    done = run("oci-unpack", layout, "--to", tmp_path / "site")
+    assert (done.exit_code, (tmp_path / "site").exists()) == (1, False)
+    assert found in done.output
+
+
+def test_files_that_differ_from_the_record_are_refused(tmp_path: Path) -> None:
+    layout, _ = packed(tmp_path)
+    replace_layer(layout, WEIGHTS_TYPE, b"other")
+    done = run("oci-unpack", layout, "--to", tmp_path / "site")
+    assert "other contents of `digits/_lowered/net/constants.safetensors`" in done.output
+    replace_layer(layout, WEIGHTS_TYPE, b"other", **{"org.cncf.model.filepath": "digits/more.bin"})
+    done = run("oci-unpack", layout, "--to", tmp_path / "site")
+    assert "no file `digits/_lowered/net/constants.safetensors`" in done.output
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"artifactType": "application/x"}, "the artifact is not a model of the ModelPack specification"),
+        ({"layers": "none"}, "no list `layers`"),
+        ({"layers": [{"mediaType": "x/y", "size": 1, "digest": "sha256:" + "0" * 64}]}, "a layer of the type 'x/y'"),
+        ({"layers": [{"mediaType": "x/y", "size": 1, "digest": "md5:0"}]}, "a digest 'md5' instead of sha256"),
+        ({"layers": [{"mediaType": "x/y", "size": -1, "digest": "sha256:" + "0" * 64}]}, "instead of an integer"),
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(tmp_path: Path, change: dict[str, Any], found: str) -> None:
+    layout, _ = packed(tmp_path)
+    replace_blob(layout, lambda manifest: manifest.update(change))
+    done = run("oci-unpack", layout, "--to", tmp_path / "site")
+    assert done.exit_code == 1
+    assert found in done.output
+
+
+def test_a_folder_that_is_no_layout_is_refused(tmp_path: Path) -> None:
+    done = run("oci-unpack", tmp_path, "--to", tmp_path / "site")
+    assert "the folder is not an OCI image layout" in done.output
+
+
+def test_weights_outside_of_the_wheel_are_a_layer_that_load_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(tmp_path / "cache"))
+    file = checkpoint({"w": ("F32", 2, np.array([1, 2], np.float32).tobytes())})
+    (tmp_path / "model.safetensors").write_bytes(file.data)
+    lowered = write_outside(tmp_path / "made/_lowered", {"model.safetensors": file})
+    more = {f"sums/_lowered/{name}": data for name, data in files_below(lowered).items()}
+    layout, report = packed(tmp_path, "--from", f"{tmp_path}/", more=more)
+    assert [layer["name"].split("/")[0] for layer in report["layers"]].count("hatch-lower-weights") == 1
+    done = run("oci-unpack", layout, "--to", tmp_path / "site")
+    weights = tmp_path / "site/hatch-lower-weights"
+    assert f"set HATCH_LOWER_WEIGHTS to {weights}" in done.output
+    monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(weights))
+    result = hatch_lower.load(tmp_path / "site/sums/_lowered")(torch.zeros(2))
+    assert result.tolist() == [1, 2]
+
+
+def test_skopeo_copies_the_artifact_and_keeps_its_digests(tmp_path: Path) -> None:
+    if shutil.which("skopeo") is None:
+        pytest.skip("skopeo is not installed")
+    layout, report = packed(tmp_path)
+    copied = tmp_path / "copied"
+    command = ["skopeo", "--insecure-policy", "copy", f"oci:{layout}:1.0", f"oci:{copied}:production"]
+    subprocess.run(command, check=True, capture_output=True)
+    index = json.loads((copied / "index.json").read_text())
+    assert [entry["digest"] for entry in index["manifests"]] == [report["digest"]]
+    done = run("oci-unpack", copied, "--to", tmp_path / "site", "--tag", "production")
+    assert done.exit_code == 0, done.output
+    code = "import digits.code; print(digits.code.VERSION)"
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path / "site")
+    assert shown.stdout == "1.0\n"
