@@ -18,7 +18,7 @@ from hatch_lower.runtime.devices import place_recipe
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder
 from hatch_lower.runtime.leaves import as_dtype, input_leaves, stored_arrays
-from hatch_lower.runtime.load import changed_sources, load_model, open_constants, outside_faults, stale_text
+from hatch_lower.runtime.load import changed_sources, load_in_folder, open_constants, outside_faults, stale_text
 from hatch_lower.runtime.loaded import LoadedModel, arrays_of
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import MARKS, Measured, Tolerance, has_inexact_dtype, number_difference
@@ -119,7 +119,7 @@ def check_rows(
                 yield CheckRow(model, name, "", status, wrong or f"it cannot run here: {reason}")
                 continue
             # digests are compared above
-            loaded = load_model(folder, model, name, kinds, verify=False, arrays=arrays, device=device)
+            loaded = load_in_folder(folder, model, name, kinds, verify=False, arrays=arrays, device=device)
         except UnavailableError as error:
             yield CheckRow(
                 model, name, "", "skipped" if recipe is None else "fails", f"it cannot run here: {error.found}"

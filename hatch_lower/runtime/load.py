@@ -135,7 +135,7 @@ def load(
     if isinstance(name_or_path, os.PathLike):
         folder, model = folder_at(Path(name_or_path))
         found_arrays = find_arrays(arrays)
-        return load_model(folder, model, recipe, DelegateKinds(), verify, found_arrays, fetch=fetch, device=place)
+        return load_in_folder(folder, model, recipe, DelegateKinds(), verify, found_arrays, fetch=fetch, device=place)
     if not isinstance(name_or_path, str):
         raise InputError(
             "`load` takes the name of an installed model, or a path object", found=type(name_or_path).__name__
@@ -146,10 +146,10 @@ def load(
         return load_eager(found, found.source, recipe, verify, find_arrays(arrays), place)
     warn_if_stale(found.source, found.model)
     found_arrays, kinds = find_arrays(arrays), DelegateKinds()
-    return load_model(found.source, found.model, recipe, kinds, verify, found_arrays, fetch=fetch, device=place)
+    return load_in_folder(found.source, found.model, recipe, kinds, verify, found_arrays, fetch=fetch, device=place)
 
 
-def load_model(
+def load_in_folder(
     folder: PackagedFolder,
     model: str | None,
     recipe: str | None,

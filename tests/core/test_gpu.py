@@ -210,11 +210,11 @@ def test_a_forked_process_gets_an_error(folder: Path) -> None:
 
 
 def test_the_clock_of_a_timed_program_waits_for_the_gpu(folder: Path) -> None:
-    from hatch_lower.runtime.load import load_model
+    from hatch_lower.runtime.load import load_in_folder
     from hatch_lower.runtime.selection import DelegateKinds
 
     timing = Timing()
-    model = load_model(open_folder(folder), None, "portable", DelegateKinds(timing=timing), False, device="cuda")
+    model = load_in_folder(open_folder(folder), None, "portable", DelegateKinds(timing=timing), False, device="cuda")
     given = torch.randn(COUNT, COUNT, device=GPU)
     model(given)
     assert len(list(timing.clocks["forward"].take(0, 1))) > 2

@@ -315,7 +315,7 @@ def held_tensors(folder: PackagedFolder, model: str, recipe: str, monkeypatch: p
     """Load a recipe; return every constant that it holds, those inside delegates as they are there."""
     from hatch_lower.backends.aoti.run import AotiDelegate
     from hatch_lower.runtime import executor
-    from hatch_lower.runtime.load import load_model
+    from hatch_lower.runtime.load import load_in_folder
     from hatch_lower.runtime.selection import DelegateKinds
 
     made: list[executor.Executor] = []
@@ -326,7 +326,7 @@ def held_tensors(folder: PackagedFolder, model: str, recipe: str, monkeypatch: p
         made.append(self)
 
     monkeypatch.setattr(executor.Executor, "__init__", record)
-    loaded = load_model(folder, model, recipe, DelegateKinds(), verify=False)
+    loaded = load_in_folder(folder, model, recipe, DelegateKinds(), verify=False)
     monkeypatch.setattr(made[-1], "loaded", loaded, raising=False)  # as long as the tensors
     held = [tensor for each in made for tensor in each._constants.values()]
     for each in made:

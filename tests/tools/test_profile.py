@@ -80,11 +80,11 @@ def saved(folder: Path, *backends: str, module: torch.nn.Module | None = None, e
 def timed(folder: Path) -> tuple[Any, Timing]:
     """Load a program such that its calls are timed."""
     from hatch_lower.runtime.files import open_folder
-    from hatch_lower.runtime.load import load_model
+    from hatch_lower.runtime.load import load_in_folder
     from hatch_lower.runtime.selection import DelegateKinds
 
     timing = Timing()
-    return load_model(open_folder(folder), None, None, DelegateKinds(timing=timing), False), timing
+    return load_in_folder(open_folder(folder), None, None, DelegateKinds(timing=timing), False), timing
 
 
 def called(model: Any, timing: Timing, *values: Any) -> list[tuple[str, int]]:

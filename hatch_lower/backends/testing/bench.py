@@ -42,7 +42,7 @@ from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.exchange import array_of, tensor_from_array
 from hatch_lower.runtime.files import open_folder
-from hatch_lower.runtime.load import load_model
+from hatch_lower.runtime.load import load_in_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.selection import DelegateKinds
@@ -215,7 +215,7 @@ class Bench:
     def load(self, folder: Path, kind: type[Delegate] | None = None) -> LoadedModel:
         chosen = kind or self.subject.delegate
         given = None if chosen is None else {self.subject.backend_id: chosen}
-        return load_model(open_folder(folder), None, None, DelegateKinds(given, checks_outputs=True), False, ARRAYS)
+        return load_in_folder(open_folder(folder), None, None, DelegateKinds(given, checks_outputs=True), False, ARRAYS)
 
     def delegate(self) -> type[Delegate]:
         return self.subject.delegate or DelegateKinds().load(self.subject.backend_id)

@@ -24,7 +24,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.check import make_call_arguments
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.leaves import input_leaves
-from hatch_lower.runtime.load import load_model
+from hatch_lower.runtime.load import load_in_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.selection import DelegateKinds, import_modules
 from hatch_lower.runtime.torch_arrays import ARRAYS
@@ -99,7 +99,7 @@ class CountedRun:
         return sum(self._range(lambda: None) for _ in range(CALLS))
 
     def _load(self) -> LoadedModel:
-        return load_model(self._folder, self._model, self._recipe, DelegateKinds(), verify=False)
+        return load_in_folder(self._folder, self._model, self._recipe, DelegateKinds(), verify=False)
 
     def _warm_call(self, name: str) -> MethodCall:
         loaded = self._load()

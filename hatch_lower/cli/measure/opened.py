@@ -17,7 +17,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.check import read_check_tensors
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
 from hatch_lower.runtime.leaves import as_dtype, literal_value
-from hatch_lower.runtime.load import load_model
+from hatch_lower.runtime.load import load_in_folder
 from hatch_lower.runtime.selection import DelegateKinds, import_modules, refusal_reason
 from hatch_lower.runtime.timing import Timing
 from hatch_lower.runtime.torch_arrays import ARRAYS
@@ -60,7 +60,9 @@ def open_model(path: str, model: str, recipe: str) -> Opened:
 
 def load_opened(opened: Opened, request: Mapping[str, Any], timing: Timing | None = None) -> Any:
     import_modules(request["imports"], str(opened.folder.path / MANIFEST), installed=True)
-    return load_model(opened.folder, request["model"], request["recipe"], DelegateKinds(timing=timing), verify=False)
+    return load_in_folder(
+        opened.folder, request["model"], request["recipe"], DelegateKinds(timing=timing), verify=False
+    )
 
 
 def check_tensors(request: Mapping[str, Any]) -> Mapping[str, Any]:
