@@ -1,0 +1,182 @@
+"""A wheel as a model of MLflow: the wheel itself, its digest, its requirements and the signature of a method."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import weakref
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from hatch_lower import __version__
+from hatch_lower.canonical import is_file_of, sha256_file
+from hatch_lower.driver.contents import OpenedModel, find_contents, metadata_text, unpack_models
+from hatch_lower.driver.new_folder import folder_in_place
+from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.frozen import Frozen
+from hatch_lower.mlflow.library import import_mlflow, mlflow_answers
+from hatch_lower.mlflow.schema import fixed_arguments, mlflow_signature
+from hatch_lower.runtime.load import load
+from hatch_lower.runtime.loaded import LoadedModel
+
+FLAVOR = "hatch_lower"
+PYTHON_ENV, REQUIREMENTS = "python_env.yaml", "requirements.txt"
+
+
+class SavedModel(Frozen):
+    """The entry of the flavor in MLflow's file `MLmodel`."""
+
+    wheel: str  # file name
+    sha256: str
+    model: str
+    method: str
+    recipe: str | None
+
+
+def log_model(
+    wheel: str | Path,
+    name: str,
+    *,
+    model: str | None = None,
+    method: str = "forward",
+    recipe: str | None = None,
+    **options: Any,
+) -> Any:
+    """Log a wheel as a model of the active run, and register the model if `registered_model_name` is given.
+
+    Args:
+        wheel: the path of a wheel with lowered models.
+        name: the name of the logged model.
+        model: the model in the wheel, if there are several.
+        method: the method that `predict` calls.
+        recipe: the recipe to load; by default the first in load order that can run.
+        options: as for `mlflow.models.Model.log`: `registered_model_name`, `metadata`, `params`, `tags`, `step`.
+
+    Returns:
+        MLflow's `ModelInfo`.
+
+    Raises:
+        ProcessError: if MLflow is not installed.
+        ProgramError: if the wheel cannot be read, or has no such model, method or recipe.
+        InputError: if a parameter of the method is no tensor, or has a dtype that NumPy does not have.
+        FetchError: if MLflow's server or store does not take the model.
+    """
+    mlflow = import_mlflow()
+    choose_in_wheel(Path(wheel), model, method, recipe)  # refused before a run is made
+    with mlflow_answers(f"model `{name}`"):
+        return mlflow.models.Model.log(
+            None, sys.modules[__name__], name=name, wheel=wheel, model=model, method=method, recipe=recipe, **options
+        )
+
+
+def save_model(
+    wheel: str | Path,
+    path: str | Path,
+    mlflow_model: Any = None,
+    *,
+    model: str | None = None,
+    method: str = "forward",
+    recipe: str | None = None,
+) -> None:
+    """Write a wheel as a folder in MLflow's format. The arguments and errors are those of `log_model`."""
+    mlflow, wheel = import_mlflow(), Path(wheel)
+    opened = choose_in_wheel(wheel, model, method, recipe)
+    saved = SavedModel(wheel.name, sha256_file(wheel), opened.name, method, recipe)
+    mlflow_model = mlflow.models.Model() if mlflow_model is None else mlflow_model
+    plan = next(iter(opened.recipes.values())).plan.methods[method]
+    mlflow_model.signature = mlflow_signature(plan, f"model `{opened.name}`, method `{method}`")
+    mlflow.pyfunc.add_to_model(mlflow_model, loader_module="hatch_lower.mlflow", python_env=PYTHON_ENV)
+    mlflow_model.add_flavor(FLAVOR, hatch_lower_version=__version__, **vars(saved))
+    with folder_in_place(Path(path), "model for MLflow", "path") as folder:
+        shutil.copyfile(wheel, folder / wheel.name)
+        (folder / REQUIREMENTS).write_text("".join(f"{line}\n" for line in requirements_of(wheel)), encoding="utf-8")
+        version = ".".join(map(str, sys.version_info[:3]))
+        (folder / PYTHON_ENV).write_text(f"python: {version}\ndependencies:\n- -r {REQUIREMENTS}\n", encoding="utf-8")
+        mlflow_model.save(str(folder / "MLmodel"))
+
+
+def load_model(address: str) -> LoadedModel:
+    """Load a model by MLflow's address: `models:/digits/1`, `runs:/…`, or a folder of `save_model`.
+
+    Raises:
+        FetchError: if MLflow's server or store does not give the model.
+        ProgramError: if the model is no wheel of hatch-lower, was changed since, or cannot run here.
+    """
+    mlflow = import_mlflow()
+    with mlflow_answers(address):
+        path = mlflow.artifacts.download_artifacts(artifact_uri=address)
+    return open_saved(Path(path))[0]
+
+
+def open_saved(path: Path) -> tuple[LoadedModel, str, dict[str, object]]:
+    """Return the model of a folder, the method that `predict` calls, and the method's fixed arguments."""
+    saved = read_saved(path)
+    wheel = path / saved.wheel
+    if not wheel.is_file() or not is_file_of(wheel, wheel.stat().st_size, saved.sha256):
+        raise ProgramError(
+            "the wheel of the model is not the wheel that was logged",
+            where=str(wheel),
+            found="another sha256" if wheel.is_file() else "no such file",
+            hint="log the model again from its wheel",
+        )
+    work = tempfile.TemporaryDirectory(prefix="hatch-lower-")
+    try:
+        folders = [folder.path for _, folder, models in unpack_models(wheel, Path(work.name)) if saved.model in models]
+        loaded = load(folders[0] / saved.model, recipe=saved.recipe)
+        opened = choose_in_wheel(wheel, saved.model, saved.method, saved.recipe)
+    except BaseException:
+        work.cleanup()
+        raise
+    weakref.finalize(loaded, work.cleanup)  # a loaded model maps its files
+    return loaded, saved.method, fixed_arguments(opened.recipes[loaded.recipe].plan.methods[saved.method])
+
+
+def read_saved(path: Path) -> SavedModel:
+    mlflow = import_mlflow()
+    with mlflow_answers(str(path)):
+        fields = mlflow.models.Model.load(str(path)).flavors.get(FLAVOR, {})
+    names = ("wheel", "sha256", "model", "method")
+    if not all(isinstance(fields.get(name), str) for name in names) or Path(fields["wheel"]).name != fields["wheel"]:
+        raise ProgramError(
+            "the model of MLflow is no wheel of hatch-lower",
+            where=str(path),
+            found=f"no flavor `{FLAVOR}` in `MLmodel`, or a damaged one",
+            hint="log the model with `hatch_lower.mlflow.log_model`",
+        )
+    return SavedModel(**{name: fields[name] for name in names}, recipe=fields.get("recipe"))
+
+
+def choose_in_wheel(wheel: Path, model: str | None, method: str, recipe: str | None) -> OpenedModel:
+    """Return a model of a wheel that has the method and the recipe; the model may be left out if there is only one."""
+    found = {name: contents for contents in find_contents(wheel) for name in contents.models}
+    name = model if model is not None or len(found) != 1 else min(found)
+    if name is None or name not in found:
+        raise missing_name("model", name or "", found, str(wheel))
+    opened = found[name].model(name)
+    where = f"{wheel.name}: model `{name}`"
+    if recipe is not None and recipe not in opened.recipes:
+        raise missing_name("recipe", recipe, opened.recipes, where)
+    methods = next(iter(opened.recipes.values())).plan.methods
+    if method not in methods:
+        raise missing_name("method", method, methods, where)
+    return opened
+
+
+def missing_name(noun: str, name: str, known: Any, where: str) -> ProgramError:
+    return ProgramError(
+        f"there is no such {noun}" if name else f"there are several {noun}s",
+        where=where,
+        found=nearest(name, known),
+        hint=f"give the argument `{noun}`",
+    )
+
+
+def requirements_of(wheel: Path) -> list[str]:
+    """Return the requirements of a wheel without extras; MLflow installs them where the model is served."""
+    lines = HeaderParser().parsestr(metadata_text(wheel, "METADATA") or "").get_all("Requires-Dist") or []
+    needed = [Requirement(line) for line in lines]
+    return [str(each) for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]

@@ -1,0 +1,215 @@
+"""`hatch_lower.mlflow`: wheels in MLflow's stores, its servers and its registry."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import torch
+from support.lowered import lowered_model, write_lowered
+from support.plans import method, op, parameter, plan_value, tensor_input, v
+
+import hatch_lower.mlflow
+from hatch_lower.errors import FetchError, InputError, ProcessError, ProgramError
+
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow warns of its own code
+
+SECONDS = 120.0
+X = np.array([1.0, 2.0], np.float32)
+
+
+@pytest.fixture
+def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return MLflow with a store of its own: a database, and a folder for files."""
+    try:
+        import mlflow
+    except ModuleNotFoundError:
+        pytest.skip("MLflow is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    yield mlflow
+    while mlflow.active_run():
+        mlflow.end_run()
+    mlflow.set_tracking_uri(None)
+
+
+def wheel_of(folder: Path, dtype: str = "float32", tree: Any = "*") -> Path:
+    """Write a wheel whose method `forward` doubles `x0`, and whose method `pair` also returns `x0`."""
+    double, inputs = [op("aten.add.Tensor", v(0), v(0), out=1)], [tensor_input(2, dtype=dtype)]
+    parameters = [parameter("x0", tree)]
+    named = {"dict": [["same", "*"], ["twice", "*"]]}
+    methods = {
+        "forward": method(inputs, double, v(1), parameters=parameters),
+        "pair": method(inputs, double, v(0), v(1), parameters=parameters, tree=named),
+    }
+    plan = plan_value(methods)
+    made = folder / "made/digits/_lowered"
+    write_lowered(made, {"double": lowered_model(made, "double", {"default": {"plan": plan}})})
+    path = folder / "digits-1.0-py3-none-any.whl"
+    lines = ["Metadata-Version: 2.4", "Name: digits", "Version: 1.0", "Requires-Dist: torch>=2.13"]
+    lines += ["Requires-Dist: spare; extra == 'more'", ""]
+    with ZipFile(path, "w") as archive:
+        for file in sorted(made.rglob("*")):
+            if file.is_file():
+                archive.write(file, file.relative_to(folder / "made"))
+        archive.writestr("digits-1.0.dist-info/METADATA", "\n".join(lines))
+        archive.writestr("digits-1.0.dist-info/RECORD", "")
+    return path
+
+
+def test_a_logged_wheel_computes_the_same_by_each_way_to_load(tmp_path: Path, mlflow: Any) -> None:
+    with mlflow.start_run():
+        info = hatch_lower.mlflow.log_model(wheel_of(tmp_path), "double", registered_model_name="double")
+    for address in (info.model_uri, "models:/double/1"):
+        assert mlflow.pyfunc.load_model(address).predict({"x0": X}).tolist() == [2, 4]
+        assert hatch_lower.mlflow.load_model(address)(torch.from_numpy(X)).tolist() == [2, 4]
+
+
+def test_several_outputs_are_arrays_by_name(tmp_path: Path, mlflow: Any) -> None:
+    hatch_lower.mlflow.save_model(wheel_of(tmp_path), tmp_path / "saved", method="pair")
+    found = mlflow.pyfunc.load_model(str(tmp_path / "saved")).predict({"x0": X})
+    assert {name: array.tolist() for name, array in found.items()} == {"same": [1, 2], "twice": [2, 4]}
+
+
+def test_the_folder_names_what_a_server_needs(tmp_path: Path, mlflow: Any) -> None:
+    saved = tmp_path / "saved"
+    hatch_lower.mlflow.save_model(wheel_of(tmp_path), saved)
+    names = ["MLmodel", "digits-1.0-py3-none-any.whl", "python_env.yaml", "requirements.txt"]
+    assert sorted(path.name for path in saved.iterdir()) == names
+    assert (saved / "requirements.txt").read_text() == "torch>=2.13\n"
+    signature = mlflow.models.Model.load(str(saved)).signature
+    assert signature.inputs.to_dict() == [
+        {"name": "x0", "type": "tensor", "tensor-spec": {"dtype": "float32", "shape": (2,)}}
+    ]
+
+
+def test_an_input_of_another_dtype_is_refused(tmp_path: Path, mlflow: Any) -> None:
+    hatch_lower.mlflow.save_model(wheel_of(tmp_path), tmp_path / "saved")
+    loaded = mlflow.pyfunc.load_model(str(tmp_path / "saved"))
+    with pytest.raises(mlflow.exceptions.MlflowException, match="float64"):
+        loaded.predict({"x0": X.astype(np.float64)})
+    with pytest.raises(InputError, match="MLflow gives the model no arrays by name"):
+        hatch_lower.mlflow._load_pyfunc(str(tmp_path / "saved")).predict(X)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"model": "triple"}, "there is no such model"),
+        ({"method": "backward"}, "there is no such method"),
+        ({"recipe": "fast"}, "there is no such recipe"),
+    ],
+)
+def test_a_name_that_the_wheel_lacks_is_refused_before_a_run_is_made(
+    tmp_path: Path, mlflow: Any, arguments: dict[str, str], what: str
+) -> None:
+    with pytest.raises(ProgramError, match=what):
+        hatch_lower.mlflow.log_model(wheel_of(tmp_path), "double", **arguments)
+    assert mlflow.active_run() is None
+    with pytest.raises(ProgramError, match=what):
+        hatch_lower.mlflow.save_model(wheel_of(tmp_path), tmp_path / "saved", **arguments)
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tree", "found"), [("bfloat16", "*", "is bfloat16"), ("float32", {"list": ["*"]}, "no")]
+)
+def test_a_method_that_mlflow_cannot_call_is_refused(
+    tmp_path: Path, mlflow: Any, dtype: str, tree: Any, found: str
+) -> None:
+    with pytest.raises(InputError, match=f"MLflow cannot call the method(?s:.*){found}"):
+        hatch_lower.mlflow.save_model(wheel_of(tmp_path, dtype, tree), tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.usefixtures("mlflow")
+def test_a_wheel_with_other_bytes_is_refused(tmp_path: Path) -> None:
+    hatch_lower.mlflow.save_model(wheel_of(tmp_path), tmp_path / "saved")
+    stored = tmp_path / "saved/digits-1.0-py3-none-any.whl"
+    stored.write_bytes(stored.read_bytes() + b"x")
+    with pytest.raises(ProgramError, match="the wheel of the model is not the wheel that was logged"):
+        hatch_lower.mlflow.load_model(str(tmp_path / "saved"))
+    stored.unlink()
+    with pytest.raises(ProgramError, match="no such file"):
+        hatch_lower.mlflow.load_model(str(tmp_path / "saved"))
+
+
+def test_a_model_of_another_flavor_is_refused(tmp_path: Path, mlflow: Any) -> None:
+    model = mlflow.models.Model()
+    mlflow.pyfunc.add_to_model(model, loader_module="others")
+    (tmp_path / "other").mkdir()
+    model.save(str(tmp_path / "other/MLmodel"))
+    with pytest.raises(ProgramError, match="the model of MLflow is no wheel of hatch-lower"):
+        hatch_lower.mlflow.load_model(str(tmp_path / "other"))
+
+
+def test_a_model_or_a_server_that_is_not_there_is_said(tmp_path: Path, mlflow: Any) -> None:
+    with pytest.raises(FetchError, match="MLflow does not take or give the model"):
+        hatch_lower.mlflow.load_model("models:/nothing/1")
+    mlflow.set_tracking_uri("http://127.0.0.1:9")
+    with pytest.raises(FetchError, match="MLflow does not take or give the model"):
+        hatch_lower.mlflow.log_model(wheel_of(tmp_path), "double")
+
+
+def test_without_mlflow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ProcessError, match=r"pip install \"hatch-lower\[mlflow\]\""):
+        hatch_lower.mlflow.save_model(wheel_of(tmp_path), tmp_path / "saved")
+
+
+@contextlib.contextmanager
+def serving(*command: str, folder: Path) -> Iterator[str]:
+    """Run a server of MLflow at a free port; give its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "mlflow", *command, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    # MLflow starts `uvicorn` by its name
+    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    log = folder / "server.log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(words, cwd=folder, env=environment, stdout=file, stderr=file) as process,
+    ):
+        try:
+            for _ in range(int(SECONDS)):
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                    if answer.status == 200:
+                        break
+                assert process.poll() is None, log.read_text()
+                time.sleep(1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["sqlite:///server.db", "file:server"])
+def test_a_server_stores_the_wheel_and_another_server_answers_with_it(
+    tmp_path: Path, mlflow: Any, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    command = ["server", "--backend-store-uri", store, "--artifacts-destination", "files"]
+    with serving(*command, folder=tmp_path) as address:
+        mlflow.set_tracking_uri(address)
+        with mlflow.start_run():
+            hatch_lower.mlflow.log_model(wheel_of(tmp_path), "double", registered_model_name="double")
+        fetched = mlflow.artifacts.download_artifacts("models:/double/1", dst_path=str(tmp_path / "fetched"))
+    with serving("models", "serve", "--model-uri", fetched, "--env-manager", "local", folder=tmp_path) as address:
+        body = json.dumps({"inputs": {"x0": X.tolist()}}).encode()
+        request = urllib.request.Request(f"{address}/invocations", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            assert json.loads(answer.read()) == {"predictions": [2, 4]}
