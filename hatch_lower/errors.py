@@ -134,7 +134,7 @@ class SampleError(LowerError):
 
 
 class FetchError(LowerError):
-    """Weights outside the wheel cannot be fetched: no such file, other contents, no connection, no space."""
+    """Weights outside the wheel, or the page of an index, cannot be fetched: no file, other contents, no connection."""
 
 
 class InputError(LowerError, TypeError):
