@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cli.arguments import json_option, target_of
+from hatch_lower.cli.arguments import json_option, root_option, target_of
 from hatch_lower.cli.output import count, show_report
 from hatch_lower.driver.contents import Place, loadable_places
 from hatch_lower.errors import ProgramError, nearest
@@ -46,6 +46,10 @@ NOTHING_COMPARED = 3  # exit status
 @click.option("--rtol", callback=read_number, help="Relative tolerance, 1e-4 by default.")
 @click.option("--atol", callback=read_number, help="Absolute tolerance, 1e-5 by default.")
 @click.option("--device", help="`cpu`, `cuda` or `cuda:1`. Default: each recipe on its own device.")
+@click.option("--matrix", "is_matrix", is_flag=True, help="Check a wheel with each minor version of its engines.")
+@click.option("--engine", "engines", multiple=True, help="With `--matrix`, a distribution to vary. Repeatable.")
+@click.option("--write", is_flag=True, help="With `--matrix`, narrow the requirements in pyproject.toml.")
+@root_option
 @json_option
 @click.pass_context
 def check(
@@ -56,25 +60,47 @@ def check(
     rtol: float | None,
     atol: float | None,
     device: str | None,
+    is_matrix: bool,
+    engines: tuple[str, ...],
+    write: bool,
+    root: Path,
     as_json: bool,
 ) -> None:
     """Compare a model's outputs here with the eager model's.
 
     The packaged inputs are run. Ends with status 1 if an output differs, or a file is damaged or missing, and with
     status 3 if no method could be compared.
+
+    `--matrix` installs a wheel with the oldest and the newest version of each engine (ONNX Runtime, OpenVINO,
+    ExecuTorch) that the wheel allows, and with each minor version between, in a fresh environment each. `--write`
+    narrows the requirement in the pyproject.toml of `--root` to the versions that passed.
     """
+    from hatch_lower.runtime.devices import read_device
+
+    tolerance, device = asked_tolerance(rtol, atol), read_device(device)
+    if is_matrix:
+        from hatch_lower.cli.matrix.command import MatrixOptions, show_matrix
+
+        options = MatrixOptions(model, recipe, engines, tolerance, device, root if write else None, as_json)
+        passes = show_matrix(target_of(name), options)
+        context.exit(NOTHING_COMPARED if passes is None else 0 if passes else 1)
+    if engines or write:
+        raise click.UsageError("`--engine` and `--write` belong to `--matrix`.")
     with loadable_places(target_of(name)) as places:
         chosen = choose(places, name, model, recipe)
-        from hatch_lower.runtime.devices import read_device
-        from hatch_lower.runtime.numbers import Tolerance
-
-        usual = Tolerance()
-        asked = Tolerance(usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol)
-        tolerance = None if rtol is None and atol is None else asked
-        rows = check_all(chosen, recipe, tolerance, name, read_device(device))
+        rows = check_all(chosen, recipe, tolerance, name, device)
     show_report([check_row_json(row) for row in rows], as_json, lambda _: row_lines(rows))
     compared = any(row.status == "ok" for row in rows)
     context.exit(1 if any(row.is_wrong for row in rows) else 0 if compared else NOTHING_COMPARED)
+
+
+def asked_tolerance(rtol: float | None, atol: float | None) -> Tolerance | None:
+    if rtol is None and atol is None:
+        return None
+    from hatch_lower.runtime.numbers import Tolerance
+
+    usual = Tolerance()
+    return Tolerance(usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol)
 
 
 def choose(
