@@ -216,14 +216,15 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-def make_opener() -> urllib.request.OpenerDirector:
+def make_opener(certificates: str = "") -> urllib.request.OpenerDirector:
+    # `certificates`: a file, in place of the system's certificates
     # not `build_opener`, which also follows redirects to `ftp:`
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
         urllib.request.UnknownHandler(),
         urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=certificates or None)),
         Redirects(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from packaging.tags import Tag
 
 from hatch_lower.cli.matrix.places import IndexPlaces, parse_settings, read_places, shown, without_installer_settings
-from hatch_lower.cli.matrix.releases import JSON, IndexFile, find_releases, login_for, releases_of
+from hatch_lower.cli.matrix.releases import JSON, IndexFile, find_releases, releases_of
 from hatch_lower.errors import FetchError
 
 HERE = [Tag("cp311", "cp311", "linux_x86_64"), Tag("py3", "none", "any")]
@@ -108,11 +107,13 @@ class Index(BaseHTTPRequestHandler):
             "html": (200, "text/html", '<a href="/f/tiny_engine-2.0-py3-none-any.whl">x</a>'),
             "damaged": (200, JSON, '{"files": [{"name": 1}]}'),
             "list": (200, JSON, "[]"),
+            "moved": (302, "text/plain", ""),
             "private": (401, "text/plain", "no"),
         }
         status, kind, text = answers.get(self.path.split("/")[1], (404, "text/plain", ""))
         self.send_response(status)
         self.send_header("Content-Type", kind)
+        self.send_header("Location", "ftp://127.0.0.1/simple")
         self.end_headers()
         self.wfile.write(text.encode())
 
@@ -154,12 +155,9 @@ def test_the_login_of_an_index_is_sent_and_not_shown(server: ThreadingHTTPServer
     assert "PIP_INDEX_URL" in caught.value.hint
 
 
-def test_the_login_of_an_index_may_stand_in_netrc_for_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".netrc").write_text("machine index.invalid login me password other\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    hosts = ("https://index.invalid/", "http://index.invalid/", "https://another.invalid/")
-    assert [login_for(urlsplit(host)) for host in hosts] == ["me:other", "", ""]
+def test_a_redirect_of_an_index_leads_to_no_other_protocol(server: ThreadingHTTPServer) -> None:
+    with pytest.raises(FetchError, match="a redirect to ftp"):
+        find_releases("tiny-engine", IndexPlaces((url(server, "moved"),)))
 
 
 @pytest.mark.parametrize("kind", ["damaged", "list"])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
-import netrc
 import os
-import ssl
 import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -26,13 +25,16 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
+from hatch_lower import __version__
 from hatch_lower.cli.matrix.places import IndexPlaces, own_path, shown
 from hatch_lower.errors import FetchError
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.origins import RefusedDownloadError, make_opener, netrc_headers
+from hatch_lower.timeouts import call_within
 
 JSON = "application/vnd.pypi.simple.v1+json"
 ACCEPT = f"{JSON}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
-ANSWER_SECONDS = 60.0
+SILENT_SECONDS, PAGE_SECONDS = 60.0, 300.0  # longest silence, and longest time for a page
 MOST_BYTES = 1 << 27  # of a page; the page of a project with thousands of files has a few MB
 
 
@@ -150,38 +152,34 @@ def fetch_page(url: str, places: IndexPlaces) -> tuple[bytes, str]:
     if parts.scheme not in ("http", "https"):
         raise unreachable(url, f"the scheme `{parts.scheme}` is not http, https or file")
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    request = urllib.request.Request(bare, headers={"Accept": ACCEPT, "User-Agent": "hatch-lower"})
-    if login := login_for(parts):
-        # not sent on to another host
-        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+    request = urllib.request.Request(bare, headers={"Accept": ACCEPT, "User-Agent": f"hatch-lower/{__version__}"})
+    for name, value in (login_headers(parts) or netrc_headers(bare)).items():
+        request.add_unredirected_header(name, value)
+
+    def read() -> tuple[bytes, str]:
+        with make_opener(places.certificates).open(request, timeout=SILENT_SECONDS) as answer:
+            return answer.read(MOST_BYTES + 1), answer.headers.get_content_type()
+
     try:
-        context = ssl.create_default_context(cafile=places.certificates or None)
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS, context=context) as answer:
-            data = answer.read(MOST_BYTES + 1)
-            kind = answer.headers.get_content_type()
+        data, kind = call_within(PAGE_SECONDS, read, TimeoutError(f"no whole page after {PAGE_SECONDS:.0f} s"))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 404:
             return b"", ""
         raise unreachable(url, f"HTTP status {error.code} ({error.reason})") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException, RefusedDownloadError) as error:
         raise unreachable(url, str(getattr(error, "reason", "") or error)) from error
     if len(data) > MOST_BYTES:
         raise unreachable(url, f"more than {MOST_BYTES} bytes")
     return data, kind
 
 
-def login_for(parts: urllib.parse.SplitResult) -> str:
-    """Return `user:password` for an URL, from the URL itself or for https from `.netrc`; empty without a login."""
-    if parts.username:
-        return f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-    if parts.scheme != "https":
-        return ""
-    try:
-        found = netrc.netrc().authenticators(parts.hostname or "")
-    except (OSError, netrc.NetrcParseError):
-        return ""
-    return f"{found[0]}:{found[2]}" if found else ""
+def login_headers(parts: urllib.parse.SplitResult) -> Mapping[str, str]:
+    """Return the header for the user and the password in an URL; empty without a user."""
+    if not parts.username:
+        return {}
+    text = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+    return {"Authorization": f"Basic {base64.b64encode(text.encode()).decode()}"}
 
 
 def files_in_json(data: bytes, url: str) -> Iterator[IndexFile]:
