@@ -12,6 +12,8 @@ from support.ci import EXAMPLES as CI
 from support.ci import read_workflow, steps_of
 from support.venv import REPOSITORY, run
 
+from hatch_lower.cli.main import main
+
 TOOLS = Path(sys.executable).parent
 GITHUB, GITLAB = read_workflow("lower.yml"), read_workflow("gitlab.yml")
 (JOB,) = GITHUB["jobs"].values()
@@ -20,7 +22,8 @@ STEPS = JOB["steps"]
 
 SHARDS = read_workflow("shards.yml")
 GITLAB_SHARDS = read_workflow("gitlab-shards.yml")
-HUBS = [GITHUB, SHARDS]
+ENGINES, GITLAB_ENGINES = read_workflow("engines.yml"), read_workflow("gitlab-engines.yml")
+HUBS = [GITHUB, SHARDS, ENGINES]
 EVERY_STEP = [step for hub in HUBS for job in hub["jobs"].values() for step in job["steps"]]
 
 
@@ -36,7 +39,9 @@ def needs(tool: str) -> pytest.MarkDecorator:
     [
         ("github-workflows", "lower.yml"),
         ("github-workflows", "shards.yml"),
+        ("github-workflows", "engines.yml"),
         ("gitlab-ci", "gitlab.yml"),
+        ("gitlab-ci", "gitlab-engines.yml"),
         ("gitlab-ci", "gitlab-shards.yml"),
         ("github-workflows", "../../.github/workflows/test.yml"),
         ("github-workflows", "../../.github/workflows/release.yml"),
@@ -67,7 +72,7 @@ def test_the_project_s_own_tests_run_on_the_pythons_that_its_metadata_names() ->
 @needs("shellcheck")
 def test_the_steps_are_sound_shell(tmp_path: Path) -> None:
     scripts = [step["run"] for step in EVERY_STEP if "run" in step]
-    scripts += ["\n".join(GITLAB["lower"]["script"])]
+    scripts += ["\n".join(GITLAB["lower"]["script"]), "\n".join(GITLAB_ENGINES["engines"]["script"])]
     scripts += ["\n".join(GITLAB_SHARDS[job]["script"]) for job in ("lower", "wheel")]
     for number, script in enumerate(scripts):
         (tmp_path / f"{number}.sh").write_text(f"#!/bin/bash -e\n{script}\n")
@@ -80,7 +85,7 @@ def test_no_step_puts_what_others_write_into_its_shell() -> None:
 
 @needs("actionlint")  # on no index of Python packages
 def test_actionlint_accepts_the_workflows() -> None:
-    run(["actionlint", CI / "lower.yml", CI / "shards.yml"]).check()
+    run(["actionlint", CI / "lower.yml", CI / "shards.yml", CI / "engines.yml"]).check()
 
 
 def test_a_workflow_may_read_the_repository_and_no_more() -> None:
@@ -112,6 +117,17 @@ def test_the_machines_of_a_build_install_the_same_and_the_last_one_makes_nothing
 def test_a_job_ends_in_time_and_an_older_one_of_the_same_request_at_once() -> None:
     assert max(int(job["timeout-minutes"]) for hub in HUBS for job in hub["jobs"].values()) <= 60
     assert "pull_request" in GITHUB["concurrency"]["cancel-in-progress"]
+
+
+def test_the_engines_are_tried_every_night_by_the_same_commands_in_both_services() -> None:
+    assert [entry["cron"].split()[2:] for entry in ENGINES["on"]["schedule"]] == [["*", "*", "*"]]
+    assert GITLAB_ENGINES["engines"]["rules"] == [{"if": '$CI_PIPELINE_SOURCE == "schedule"'}]
+    commands = [step["run"] for step in ENGINES["jobs"]["engines"]["steps"] if "run" in step]
+    assert commands == GITLAB_ENGINES["engines"]["script"]
+    # parsed alone: the options of the last command exist
+    words = commands[-1].split()
+    assert words[:2] == ["hatch-lower", "check"]
+    assert main.commands["check"].make_context("check", words[2:]).params["is_matrix"]
 
 
 def test_actions_are_pinned_to_a_major_version() -> None:
