@@ -30,6 +30,7 @@ class Tiny(Delegate):
         {body}
 """
 DOUBLING, WRONG, CRASHING = "return [inputs[0] * 2]", "return [inputs[0] * 2.5]", "import os; os.abort()"
+TORCH_FREE = f"import importlib.util; assert not importlib.util.find_spec('torch'); {DOUBLING}"
 REQUIRED = ("hatch-lower>=0.1", "numpy>=1.26", f"{ENGINE}>=1,<3")
 
 

@@ -94,7 +94,7 @@ class Workshop(Frozen):
         own = [*self.uv, "venv", "--quiet", "--no-project", "--python", sys.executable, str(root)]
         command = own if self.uv else [sys.executable, "-m", "venv", str(root)]
         status, output = run_limited(command, "an environment", None, self.variables(), INSTALL_SECONDS)
-        if status:
+        if status != 0:
             raise ConfigError(
                 "no environment can be made here",
                 where=f"`{' '.join(command[:-1])}`",
