@@ -75,6 +75,8 @@ def check(
     ExecuTorch) that the wheel allows, and with each minor version between, in a fresh environment each. `--write`
     narrows the requirement in the pyproject.toml of `--root` to the versions that passed.
     """
+    if not write and context.get_parameter_source("root") is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("`--root` belongs to `--write`.")
     from hatch_lower.runtime.devices import read_device
 
     tolerance, device = asked_tolerance(rtol, atol), read_device(device)

@@ -15,7 +15,7 @@ from packaging.tags import Tag
 
 from hatch_lower.cli.matrix.places import IndexPlaces, parse_settings, read_places, shown, without_installer_settings
 from hatch_lower.cli.matrix.releases import JSON, IndexFile, find_releases, releases_of
-from hatch_lower.errors import FetchError
+from hatch_lower.errors import ConfigError, FetchError
 
 HERE = [Tag("cp311", "cp311", "linux_x86_64"), Tag("py3", "none", "any")]
 NONE = IndexPlaces(())
@@ -189,7 +189,9 @@ def test_the_settings_of_pip_are_those_of_the_last_section() -> None:
 
 
 def test_the_places_are_those_of_pip_and_of_uv_s_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hatch_lower.cli.matrix.places.pip_settings", lambda: parse_settings(SETTINGS.strip()))
+    monkeypatch.setattr(
+        "hatch_lower.cli.matrix.places.pip_settings", lambda environment: parse_settings(SETTINGS.strip())
+    )
     places = read_places({"UV_INDEX": "mine=https://three/simple", "UV_FIND_LINKS": "/uv,/variable"})
     assert places.indexes == (
         *("https://file/simple", "https://one/simple"),
@@ -202,10 +204,32 @@ def test_the_places_are_those_of_pip_and_of_uv_s_variables(monkeypatch: pytest.M
 
 
 def test_without_settings_the_index_is_pypi_and_no_index_leaves_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hatch_lower.cli.matrix.places.pip_settings", dict)
+    monkeypatch.setattr("hatch_lower.cli.matrix.places.pip_settings", lambda environment: {})
     assert read_places({}) == IndexPlaces(("https://pypi.org/simple/",))
-    monkeypatch.setattr("hatch_lower.cli.matrix.places.pip_settings", lambda: {"no-index": "true", "find-links": "/x"})
-    assert read_places({}) == IndexPlaces((), ("/x",))
+    monkeypatch.setattr("hatch_lower.cli.matrix.places.pip_settings", lambda environment: dict(environment))
+    assert read_places({"no-index": "true", "find-links": "/x"}) == IndexPlaces((), ("/x",))
+
+
+def test_without_pip_its_variables_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho No module named pip >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    found = read_places({"PIP_INDEX_URL": "https://a/simple", "PIP_FIND_LINKS": "/x", "PIP_CONSTRAINT": "/c.txt"})
+    assert found == IndexPlaces(("https://a/simple",), ("/x",), ("/c.txt",))
+
+
+def test_settings_of_pip_that_cannot_be_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho broken file >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(ConfigError, match="pip's settings cannot be read") as caught:
+        read_places({})
+    assert caught.value.found == "broken file"
+    monkeypatch.setattr("sys.executable", str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="pip's settings cannot be read"):
+        read_places({})
 
 
 def test_installers_look_in_the_same_places_and_in_no_others() -> None:

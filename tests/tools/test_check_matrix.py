@@ -50,6 +50,7 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.isolated
+@pytest.mark.slow
 def test_a_wrong_engine_and_one_that_crashes_are_found_and_left_out_of_the_requirement(
     tmp_path: Path, engines: Path
 ) -> None:
@@ -81,20 +82,24 @@ def test_a_wrong_engine_and_one_that_crashes_are_found_and_left_out_of_the_requi
 
 
 @pytest.mark.isolated
-def test_without_uv_pip_installs_and_a_refusing_installer_is_named(
-    tmp_path: Path, engines: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_without_uv_pip_installs(tmp_path: Path, engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hatch_lower.cli.matrix.environment.find_uv", lambda: ())
     write_engine(engines, "1.0.0")
-    needing = write_model_wheel(tmp_path / "needing", recipes={"default": [*REQUIRED, "numpy>=99"]})
-    lacking = run(needing, "--matrix", "--json")
-    assert lacking.exit_code == 1, lacking.output
-    (row,) = json.loads(lacking.stdout)["rows"]
-    assert row["detail"].startswith("it cannot be installed: ")
-    assert "numpy>=99" in row["detail"]
     done = run(write_model_wheel(tmp_path), "--matrix")
     assert done.exit_code == 0, done.output
     assert "tiny-engine>=1,<3 (the wheel's metadata): 1 version, 1 passed" in done.stdout
+
+
+@pytest.mark.isolated
+def test_an_installer_that_refuses_is_named(tmp_path: Path, engines: Path) -> None:
+    write_engine(engines, "1.0.0")
+    wheel = write_model_wheel(tmp_path, recipes={"default": [*REQUIRED, "numpy>=99"]})
+    done = run(wheel, "--matrix", "--json")
+    assert done.exit_code == 1, done.output
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["detail"].startswith("it cannot be installed: ")
+    assert "numpy>=99" in row["detail"]
 
 
 def test_an_interrupted_check_removes_its_environment(tmp_path: Path, engines: Path) -> None:
@@ -138,11 +143,17 @@ def test_a_requirement_that_cannot_be_written_is_refused_before_an_index_is_aske
     assert "there is no project to write" in done.stderr
 
 
-@pytest.mark.parametrize("option", [["--write"], ["--engine", "tiny-engine"]])
-def test_the_options_of_a_matrix_need_it(tmp_path: Path, option: list[str]) -> None:
-    done = run(write_model_wheel(tmp_path), *option)
-    assert done.exit_code == 2
-    assert "`--engine` and `--write` belong to `--matrix`." in done.stderr
+def test_the_options_of_a_matrix_need_it(tmp_path: Path) -> None:
+    text = "`--engine` and `--write` belong to `--matrix`."
+    refused = {
+        ("--write",): text,
+        ("--engine", "x"): text,
+        ("--matrix", "--root", "."): "`--root` belongs to `--write`.",
+    }
+    for options, reason in refused.items():
+        done = run(write_model_wheel(tmp_path), *options)
+        assert done.exit_code == 2
+        assert reason in done.stderr
 
 
 def test_a_name_and_a_folder_without_wheels_are_no_wheel(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def choose_trials(engine: Engine, releases: Sequence[Release], places: Iterable[
             "the index has no version that the wheel allows",
             where=f"`{engine.requirement}`, from {engine.source}",
             found=f"{known} in {', '.join(places) or 'no place'}",
-            hint="name the index of this engine in pip's settings, or correct the requirement",
+            hint="name the index of this engine in pip's settings or uv's variables, or correct the requirement",
         )
     minors: dict[tuple[int, ...], list[Release]] = {}
     for release in allowed:

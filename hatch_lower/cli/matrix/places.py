@@ -45,7 +45,7 @@ class IndexPlaces(Frozen):
 
 def read_places(environment: Mapping[str, str]) -> IndexPlaces:
     """Return the places that pip's settings name, and uv's environment variables; by default PyPI."""
-    settings = pip_settings()
+    settings = pip_settings(environment)
     index = environment.get("UV_DEFAULT_INDEX") or environment.get("UV_INDEX_URL") or settings.get("index-url") or PYPI
     more = [settings.get("extra-index-url", ""), environment.get("UV_INDEX", "")]
     more.append(environment.get("UV_EXTRA_INDEX_URL", ""))
@@ -63,8 +63,8 @@ def read_places(environment: Mapping[str, str]) -> IndexPlaces:
     )
 
 
-def pip_settings() -> dict[str, str]:
-    """Return pip's settings for installing, from its files and variables; none where pip is not installed."""
+def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return pip's settings for installing; where pip is not installed, the settings of its variables alone."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     try:
         done = subprocess.run(
@@ -74,7 +74,8 @@ def pip_settings() -> dict[str, str]:
         raise ConfigError("pip's settings cannot be read", where="`pip config list`", found=str(error)) from error
     if done.returncode:
         if "No module named pip" in done.stderr:
-            return {}
+            own = {name.removeprefix("PIP_"): value for name, value in environment.items() if name.startswith("PIP_")}
+            return {name.lower().replace("_", "-"): value for name, value in own.items()}
         raise ConfigError("pip's settings cannot be read", where="`pip config list`", found=done.stderr.strip())
     return parse_settings(done.stdout)
 
