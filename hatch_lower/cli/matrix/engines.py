@@ -68,8 +68,8 @@ def read_tried_wheel(wheel: Path, model: str | None, recipe: str | None) -> Whee
         declared = [Requirement(text) for text in head.get_all("Requires-Dist", [])]
         here = tuple(each for each in declared if is_for_this_machine(each))
         recipes = [each for folder in contents for each in recipes_in(folder)]
-        for text in {text for each in recipes for text in each.requirements}:
-            Requirement(text)
+        for text in (text for each in recipes for text in each.requirements):
+            Requirement(text)  # raises for a text of another form
     except (InvalidWheelFilename, InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName) as error:
         raise ProgramError("the wheel cannot be installed", where=str(wheel), found=str(error)) from error
     chosen = [each for each in recipes if model in (None, each.model) and recipe in (None, each.recipe)]
