@@ -176,3 +176,9 @@ def test_first_tokens_of_the_call_take_the_place_of_those_of_the_configuration(f
     first = torch.tensor([[START, GERMAN, TRANSLATE, SILENT]])
     found = model.generate(**inputs, decoder_input_ids=first)
     assert torch.equal(found, model.generate(**inputs, language="de", task="translate"))
+
+
+@pytest.mark.parametrize("value", ["many", 0, -1, 1.5, True, []])
+def test_a_damaged_number_of_positions_is_said_with_its_file(value: Any) -> None:
+    with pytest.raises(InputError, match=r"`max_target_positions` in `config\.json`"):
+        speech_prompt("net", {"max_target_positions": value}, {"decoder_start_token_id": START, **MANY}, {})

@@ -97,7 +97,14 @@ def speech_prompt(
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
     found = config.get("max_target_positions")
-    return None if found is None else packaged_number("max_target_positions", found)
+    if found is None or (type(found) is int and found > 0):
+        return found
+    raise InputError(
+        "the packaged configuration has no number of positions",
+        where="`max_target_positions` in `config.json`",
+        found=f"{found!r:.80}",
+        hint="correct the checkpoint, and build the wheel again",
+    )
 
 
 def packaged_number(name: str, value: Any) -> int:
