@@ -144,6 +144,10 @@ class Executor:
     def arrays(self) -> Arrays:
         return self._program.arrays
 
+    @property
+    def plan(self) -> Plan:
+        return self._program.plan
+
     def clone(self) -> Executor:
         """Return an instance with a copy of the current state; internal state of delegates is as packaged."""
         arrays = self._program.arrays

@@ -14,6 +14,7 @@ from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap, MethodDebug
+    from hatch_lower.format.plan import Plan
     from hatch_lower.runtime.arrays import Arrays
     from hatch_lower.runtime.executor import Runnable
     from hatch_lower.runtime.generation.calls import LanguageModel
@@ -360,6 +361,11 @@ def load_again(source: str | Path, recipe: str, arrays: str, device: str) -> Loa
 def arrays_of(model: LoadedModel) -> Arrays:
     """Return the library and the device of the arrays that a model's methods take and return."""
     return model._runnable.arrays
+
+
+def loaded_plan(model: LoadedModel) -> Plan | None:
+    """Return the plan of a loaded model; `None` for a model that runs eagerly."""
+    return getattr(model._runnable, "plan", None)
 
 
 # not allowed as names of methods: attributes of every loaded model

@@ -1,0 +1,137 @@
+"""JSON of the open inference protocol (version 2, as KServe and Triton have it) to NumPy arrays, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import hatch_lower
+from hatch_lower.errors import InputError, ProgramError, nearest
+from hatch_lower.format.served import DATATYPES, ServedMethod, ServedTensor
+
+Array = np.ndarray[Any, Any]
+VERSION = "1"  # of a server's model: a release of the distribution is a new set of files
+MOST_DIMENSIONS = 64
+NUMPY_DTYPES = {datatype: np.dtype(name) for name, datatype in DATATYPES.items()}
+
+
+def server_metadata() -> dict[str, object]:
+    return {"name": "hatch-lower", "version": hatch_lower.__version__, "extensions": []}
+
+
+def model_metadata(served: ServedMethod) -> dict[str, object]:
+    """Return the answer to `GET /v2/models/NAME`; a size of -1 is any size."""
+    return {
+        "name": served.name,
+        "versions": [VERSION],
+        "platform": "hatch-lower",
+        "inputs": [tensor_metadata(tensor) for tensor in served.inputs],
+        "outputs": [tensor_metadata(tensor) for tensor in served.outputs],
+    }
+
+
+def tensor_metadata(tensor: ServedTensor) -> dict[str, object]:
+    shape = [*tensor.shape, 1] if tensor.lifted else list(tensor.shape)
+    return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
+
+
+class InferRequest:
+    """A checked request: arrays by name, the id for the answer, and the names of the asked outputs."""
+
+    def __init__(self, body: bytes, served: ServedMethod) -> None:
+        request = request_object(body)
+        self.id = request.get("id")
+        if self.id is not None and not isinstance(self.id, str):
+            raise wrong("`id` is a text", self.id)
+        self.inputs: dict[str, Array] = {}
+        for value in objects(request.get("inputs"), "inputs"):
+            name, array = read_tensor(value)
+            if name in self.inputs:
+                raise wrong("each input is sent once", name)
+            self.inputs[name] = array
+        known = [tensor.name for tensor in served.outputs]
+        asked = [value.get("name") for value in objects(request.get("outputs") or [], "outputs")]
+        for name in asked:
+            if name not in known:
+                raise InputError(f"model `{served.name}` has no such output", found=nearest(str(name), known))
+        self.outputs: list[str] = [str(name) for name in asked] or known
+
+
+def infer_answer(request: InferRequest, served: ServedMethod, outputs: Mapping[str, Array]) -> dict[str, object]:
+    """Return the answer to an inference request, as JSON. Raises `ProgramError` for numbers that JSON lacks."""
+    tensors = [written_tensor(name, outputs[name]) for name in request.outputs]
+    identified = {} if request.id is None else {"id": request.id}
+    return {"model_name": served.name, "model_version": VERSION, **identified, "outputs": tensors}
+
+
+def written_tensor(name: str, array: Array) -> dict[str, object]:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ProgramError(
+            f"the output `{name}` has numbers that JSON cannot express",
+            found="NaN or infinity",
+            hint="return finite numbers from the method, or call the model in Python",
+        )
+    return {
+        "name": name,
+        "shape": list(array.shape),
+        "datatype": DATATYPES[array.dtype.name],
+        "data": array.reshape(-1).tolist(),
+    }
+
+
+def request_object(body: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError("the request is no JSON", found=f"{type(error).__name__}: {error}") from error
+    if not isinstance(request, dict):
+        raise wrong("the request is an object", request)
+    return request
+
+
+def objects(value: object, name: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise wrong(f"`{name}` is a list of objects", value)
+    return value
+
+
+def read_tensor(value: Mapping[str, Any]) -> tuple[str, Array]:
+    """Return name and array of a request's tensor; its data are nested lists, or a flat list in the same order."""
+    name, shape, datatype = value.get("name"), value.get("shape"), value.get("datatype")
+    if not isinstance(name, str):
+        raise wrong("`name` of a tensor is a text", name)
+    if not isinstance(datatype, str) or datatype not in NUMPY_DTYPES:
+        raise InputError(f"the `datatype` of `{name}` is one of {', '.join(NUMPY_DTYPES)}", found=f"{datatype!r:.40}")
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MOST_DIMENSIONS
+        or not all(type(size) is int and size >= 0 for size in shape)
+    ):
+        raise wrong(f"the `shape` of `{name}` is a list of sizes", shape)
+    dtype = NUMPY_DTYPES[datatype]
+    try:
+        data = np.asarray(value.get("data"))
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"the `data` of `{name}` are no tensor", found=f"{type(error).__name__}: {error}") from error
+    if data.dtype.kind not in ("biuf" if dtype.kind == "f" else "iu" if dtype.kind in "iu" else "b") and data.size:
+        raise InputError(f"the `data` of `{name}` are not of the datatype {datatype}", found=f"{data.dtype}")
+    if data.size != math.prod(shape) or (data.ndim != 1 and list(data.shape) != shape):
+        raise InputError(f"the `data` of `{name}` do not fit its `shape`", found=f"{list(data.shape)} for {shape}")
+    if dtype.kind in "iu" and data.size and not fits_dtype(data, dtype):
+        raise InputError(
+            f"the `data` of `{name}` are outside the range of {datatype}", found=f"{data.min()}, {data.max()}"
+        )
+    return name, data.astype(dtype).reshape(shape)
+
+
+def fits_dtype(data: Array, dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(int(data.min()) >= limits.min and int(data.max()) <= limits.max)
+
+
+def wrong(what: str, found: object) -> InputError:
+    return InputError(what, found=f"{found!r:.80}", hint="send an inference request of the open inference protocol")
