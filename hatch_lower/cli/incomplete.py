@@ -10,6 +10,7 @@ from hatch_lower.errors import ConfigError
 EXTRAS = {
     **dict.fromkeys(("click", "elftools", "filelock", "platformdirs", "tomlkit"), "cli"),
     **dict.fromkeys(("cyclonedx", "numpy", "safetensors", "torch"), "build"),
+    "onnx": "onnxruntime",
 }
 
 

@@ -27,6 +27,7 @@ from hatch_lower.cli.precision import precision
 from hatch_lower.cli.profile import profile
 from hatch_lower.cli.report import report
 from hatch_lower.cli.reproduce import reproduce, verify_attestation
+from hatch_lower.cli.serve_files import serve_files
 from hatch_lower.cli.tune import tune
 from hatch_lower.cli.tune_kernels import tune_kernels
 from hatch_lower.errors import LowerError, ProcessError, reading_hint
@@ -73,7 +74,7 @@ def schema() -> None:
 
 for command in (
     *(init, inspect, report, diff, check, localize, precision, fetch),
-    *(oci, oci_unpack, hub_command, verify_attestation),
+    *(oci, oci_unpack, hub_command, verify_attestation, serve_files),
     *(explain, plan, lower, reproduce, bench, profile, tune, tune_kernels, cache, new_backend),
 ):
     main.add_command(command)

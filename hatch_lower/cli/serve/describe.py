@@ -1,0 +1,268 @@
+"""The description of a method for a server: names, dtypes and shapes, and the most rows of a call with joined requests.
+
+The method is called here with its packaged example inputs, which gives dtypes and shapes of the outputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.arguments import LiteralInput, SymbolInput, TensorInput
+from hatch_lower.format.constants import holds_state
+from hatch_lower.format.expression import symbols_in
+from hatch_lower.format.graph import DelegateCall, walk_instructions
+from hatch_lower.format.manifest import Manifest
+from hatch_lower.format.plan import MethodPlan, Plan, input_paths
+from hatch_lower.format.served import ANY, DATATYPES, ServedMethod, ServedTensor
+from hatch_lower.format.tree import leaf_paths
+from hatch_lower.frozen import Frozen
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.loaded import LoadedModel
+    from hatch_lower.runtime.serving.method import Arrays
+
+MOST_ROWS = 1024  # of a batch without a largest size
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+VERSION = r"[A-Za-z0-9.!+-]+"
+
+
+class Owner(Frozen):
+    """The packaged model of a method."""
+
+    distribution: str
+    version: str
+    model: str
+    recipe: str
+    device: str
+    plan: Plan
+
+
+class Described(Frozen):
+    served: ServedMethod
+    owner: Owner
+    inputs: Mapping[str, Any]  # examples as NumPy arrays, by name
+    outputs: Mapping[str, Any]  # of a call with the examples
+    not_batched: str  # the reason why requests are not joined; empty if joined
+
+    @property
+    def method(self) -> MethodPlan:
+        return self.owner.plan.methods[self.served.method]
+
+
+def owner_of(manifest: Manifest, model: str, recipe: str, loaded: LoadedModel) -> Owner:
+    """Return the owner of a loaded model's methods. Raises `ProgramError` for names not allowed in a server's files."""
+    from hatch_lower.runtime.loaded import loaded_plan
+
+    for noun, name in (("distribution", manifest.distribution), ("version", manifest.version), ("recipe", recipe)):
+        if re.fullmatch(f"{NAME.pattern}|{VERSION}", name) is None:
+            raise ProgramError(
+                f"the name of a {noun} is not allowed in a server's files",
+                found=f"`{name}`",
+                hint="build the wheel again",
+            )
+    plan = loaded_plan(loaded)
+    assert plan is not None, "a model of a wheel has a plan"
+    return Owner(manifest.distribution, manifest.version, model, recipe, loaded.device, plan)
+
+
+def served_name(model: str, method: str) -> str:
+    """Return the name of a server's model; raise `ProgramError` for a name that servers do not allow."""
+    name = model if method == "forward" else f"{model}_{method}"
+    if NAME.fullmatch(name) is None:
+        raise ProgramError(
+            "the name of a model is not allowed in a server",
+            found=f"`{name}`",
+            hint="begin the name with a letter of ASCII or a digit, and use only letters, digits, `_`, `.` and `-`",
+        )
+    return name
+
+
+def describe_served(owner: Owner, method: str, loaded: LoadedModel, tensors: Mapping[str, Any]) -> Described:
+    """Describe a method to a server. `tensors` are the packaged example inputs, of the model's own array library.
+
+    Raises:
+        ProgramError: if servers have no dtype for a tensor, the method changes state, or its example inputs are not
+            packaged.
+        LowerError: if the call fails.
+    """
+    from hatch_lower.runtime.check import make_call_arguments
+    from hatch_lower.runtime.containers import take_apart
+    from hatch_lower.runtime.leaves import input_leaves
+    from hatch_lower.runtime.loaded import arrays_of
+    from hatch_lower.runtime.texts import in_numpy
+
+    plan = owner.plan.methods[method]
+    name, where = served_name(owner.model, method), f"model `{owner.model}`, method `{method}`"
+    refuse_state(owner.plan, plan, where)
+    arrays = arrays_of(loaded)
+    inputs = served_inputs(plan, where)
+    leaves, reason = input_leaves(method, plan, tensors, arrays)
+    if reason:
+        raise ProgramError(
+            "the method cannot be described to a server without its example inputs",
+            where=where,
+            found=reason,
+            hint="build the wheel with a larger `check-megabytes`",
+        )
+    arguments, keywords = make_call_arguments(plan, leaves, arrays)
+    results = take_apart(method, plan.outputs, "output")(loaded.methods[method](*arguments, **keywords))
+    for leaf in results:
+        if isinstance(leaf, arrays.kind):
+            checked_dtype(arrays.dtype_name(leaf), f"{where}, an output")
+    given = [
+        in_numpy(leaf, arrays)
+        for entry, leaf in zip(plan.inputs, leaves, strict=True)
+        if not isinstance(entry, LiteralInput)
+    ]
+    found = [in_numpy(leaf, arrays) for leaf in results]
+    names = output_names(plan, {tensor.name for tensor in inputs})
+    is_fixed = not plan.symbols
+    outputs = tuple(
+        ServedTensor(each, array.dtype.name, array.shape if is_fixed else (ANY,) * array.ndim)
+        for each, array in zip(names, found, strict=True)
+    )
+    served = ServedMethod(name, owner.distribution, owner.version, owner.model, owner.recipe, method, inputs, outputs)
+    examples = dict(zip((tensor.name for tensor in inputs), given, strict=True))
+    described = Described(served, owner, examples, dict(zip(names, found, strict=True)), "")
+    return batched(described, loaded)
+
+
+def refuse_state(plan: Plan, method: MethodPlan, where: str) -> None:
+    changing = {constant.storage for constant in plan.constants.values() if constant.mutable}
+    called = [
+        plan.delegates[instruction.delegate]
+        for _, instruction in walk_instructions(method.graph)
+        if isinstance(instruction, DelegateCall)
+    ]
+    own = any(
+        holds_state(each) or changing & {plan.constants[name].storage for name in each.constants} for each in called
+    )
+    changed = [f"`{name}`" for name, _ in method.mutations]
+    if method.input_mutations:
+        changed.append("its arguments")
+    if own or changed:
+        raise ProgramError(
+            "the method changes state, which all clients of a server would share",
+            where=where,
+            found=", ".join(changed) or "state in a delegate",
+            hint="serve other methods with `--method`, or export a method that takes the state and returns it",
+        )
+
+
+def served_inputs(plan: MethodPlan, where: str) -> tuple[ServedTensor, ...]:
+    names = tensor_names(input_paths(plan), "input", set())
+    found = []
+    for name, path, entry in zip(names, input_paths(plan), plan.inputs, strict=True):
+        if isinstance(entry, SymbolInput):
+            found.append(ServedTensor(name, "int64", ()))
+        elif isinstance(entry, TensorInput):
+            shape = tuple(size if isinstance(size, int) else ANY for size in entry.shape)
+            found.append(ServedTensor(name, checked_dtype(entry.dtype, f"{where}, input `{path}`"), shape))
+    return tuple(found)
+
+
+def checked_dtype(dtype: str, where: str) -> str:
+    if dtype not in DATATYPES:
+        raise ProgramError(
+            f"servers have no dtype for {dtype}",
+            where=where,
+            found=f"they have {', '.join(DATATYPES)}",
+            hint="export a method that takes and returns tensors of these dtypes",
+        )
+    return dtype
+
+
+def output_names(plan: MethodPlan, used: set[str]) -> list[str]:
+    paths = list(leaf_paths(plan.outputs, ""))
+    return tensor_names(paths, "output", used)
+
+
+def tensor_names(paths: Sequence[str], noun: str, used: set[str]) -> list[str]:
+    """Return names of letters, digits and underscores for paths such as `batch["image"][0]`, each once."""
+    names: list[str] = []
+    for path in paths:
+        name = re.sub(r"[^A-Za-z0-9_]+", "_", path).strip("_")
+        if not name or name[0].isdigit() or name in used:
+            name = f"{noun}_{name}".rstrip("_")
+        while name in used or name in names:
+            name += "_"
+        names.append(name)
+    return names
+
+
+def batched(described: Described, loaded: LoadedModel) -> Described:
+    """Return the description with the most rows of joined requests, or with the reason against joining requests."""
+    method, served = described.method, described.served
+    symbol = batch_symbol(method)
+    if symbol is None:
+        reason = "its tensors do not all have the same dynamic first dimension, which starts at 1 or 0"
+    else:
+        reason = joined_reason(described, loaded)
+    if symbol is None or reason:
+        return replace(described, not_batched=reason)
+    outputs = served.outputs
+    if len(method.symbols) == 1:  # then other sizes are fixed
+        shapes = {name: (ANY, *array.shape[1:]) for name, array in described.outputs.items()}
+        outputs = tuple(replace(each, shape=shapes[each.name]) for each in outputs)
+    rows = min(method.symbols[symbol].max or MOST_ROWS, MOST_ROWS)
+    return replace(described, served=replace(served, outputs=outputs, batch=rows))
+
+
+def batch_symbol(method: MethodPlan) -> str | None:
+    """Return the symbol of the first dimension of all inputs, if the symbol is in no other dimension."""
+    entries = [entry for entry in method.inputs if not isinstance(entry, LiteralInput)]
+    if not entries or not all(isinstance(entry, TensorInput) and entry.shape for entry in entries):
+        return None
+    shapes = [entry.shape for entry in entries if isinstance(entry, TensorInput)]
+    first = shapes[0][0]
+    if not isinstance(first, str) or any(shape[0] != first for shape in shapes):
+        return None
+    if any(first in symbols_in(size) for shape in shapes for size in shape[1:]):
+        return None
+    symbol = method.symbols[first]
+    return first if symbol.min <= 1 and (symbol.max is None or symbol.max > 1) else None
+
+
+def joined_reason(described: Described, loaded: LoadedModel) -> str:
+    """Compare a call with two different rows with a call for each row; return the reason against joining requests."""
+    import numpy as np
+
+    from hatch_lower.runtime.numbers import Tolerance, number_difference
+    from hatch_lower.runtime.serving.method import MethodCaller
+
+    if any(not array.ndim for array in described.outputs.values()):
+        return "an output has no dimensions"
+    if any(not len(array) for array in described.inputs.values()):
+        return "the example inputs have no rows"
+    caller = MethodCaller(described.served, loaded)
+    one = {name: array[:1] for name, array in described.inputs.items()}
+    other = another_row(one)
+    if all(np.array_equal(one[name], other[name]) for name in one):
+        return "the example inputs are too alike to tell whether rows of a call influence each other"
+    both = caller.call({name: np.concatenate([one[name], other[name]]) for name in one})
+    for position, row in enumerate((one, other)):
+        for name, alone in caller.call(row).items():
+            joined = both[name][position : position + 1]
+            if alone.shape[0] != 1 or both[name].shape[0] != 2 or alone.shape != joined.shape:
+                return f"the output `{name}` has another number of rows than the inputs"
+            tolerance = Tolerance().widened([alone.dtype.name])
+            if number_difference(alone, joined, tolerance)[0]:
+                return f"rows of a call influence each other in the output `{name}`"
+    return ""
+
+
+def another_row(row: Arrays) -> dict[str, Any]:
+    """Return a row of other values in the range of the first: larger floats, the same integers in another order."""
+    import numpy as np
+
+    numbers = np.random.default_rng(0)
+    return {
+        name: (array + numbers.random(array.shape) / 2).astype(array.dtype)
+        if array.dtype.kind == "f"
+        else np.roll(array.reshape(-1), 1).reshape(array.shape)
+        for name, array in row.items()
+    }

@@ -1,0 +1,170 @@
+"""`hatch-lower serve-files` with the backend onnxruntime: the methods and files for Triton's own backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.exports import Workshop, packaged, settings_of, write_folder, write_wheel
+from support.loading import load_folder
+
+from hatch_lower.cli.entry import main
+from hatch_lower.config.settings import Recipe
+from hatch_lower.config.tables import BackendChoice
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+SOURCE = """\
+import torch
+from hatch_lower import Method, Model
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)
+        self.table = torch.nn.Embedding(10, 8)
+
+    def forward(self, image, kinds, *, scale=2.0):
+        rows = self.last(torch.relu(self.first(image + self.table(kinds).sum(1)))) * scale
+        return {"scores": rows, "best": rows.argmax(1, keepdim=True)}
+
+    def fixed(self, image):
+        return self.first(image)
+
+    def chosen(self, image):
+        return torch.cond(image.sum() > 0, lambda x: x * 2, lambda x: x - 1, (image,))
+
+    def long(self, image):
+        return image.cumsum(0)
+
+    def flat(self, image):
+        return self.first(image).sum(1)
+
+    def unused(self, image, other):
+        return image * 2
+
+    def same(self, image):
+        return image, image * 2
+
+
+def export():
+    torch.manual_seed(3)
+    rows, length = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("length", min=2, max=64)
+    image = torch.linspace(-1, 1, 24).reshape(3, 8)
+    dynamic = {"image": {0: rows}}
+    return Model(Net().eval(), {
+        "forward": Method(
+            (image, torch.tensor([[1, 5], [9, 0], [3, 3]])), {"scale": 2.0},
+            dynamic_shapes={"image": {0: rows}, "kinds": {0: rows}, "scale": None},
+        ),
+        "fixed": Method((image,)),
+        "chosen": Method((image,)),
+        "long": Method((image,), dynamic_shapes={"image": {0: length}}),
+        "flat": Method((image,), dynamic_shapes=dynamic),
+        "unused": Method((image, image)),
+        "same": Method((image,)),
+    })
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the files of the folder `_lowered` of the model."""
+    recipe = Recipe("default", (BackendChoice("onnxruntime"),))
+    return packaged(Workshop(tmp_path_factory.mktemp("shop")), SOURCE, settings_of(recipe))
+
+
+@pytest.fixture(scope="module")
+def written(files: Mapping[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return a model repository, and the printed rows by model."""
+    folder = tmp_path_factory.mktemp("server") / "models"
+    wheel = write_wheel(tmp_path_factory.mktemp("dist") / "net-1.0-py3-none-any.whl", files)
+    done = CliRunner().invoke(main, ["serve-files", str(wheel), "--format", "triton", "--to", str(folder), "--json"])
+    assert done.exit_code == 0, done.output
+    return folder, {row["model"]: row for row in json.loads(done.output)}
+
+
+def session(folder: Path, model: str) -> Any:
+    return onnxruntime.InferenceSession(str(folder / model / "1" / "model.onnx"), providers=["CPUExecutionProvider"])
+
+
+def test_a_method_that_the_engine_computes_whole_needs_no_python(written: tuple[Path, dict[str, Any]]) -> None:
+    folder, rows = written
+    found = {name: (row["backend"], row["reason"]) for name, row in rows.items()}
+    several = "the method has {} instructions, and a server's backend runs one delegate"
+    assert found["net"] == ("onnxruntime", "")
+    assert found["net_fixed"] == ("onnxruntime", "")
+    assert found["net_chosen"][0] == "python"
+    assert found["net_chosen"][1].startswith(several.partition("{}")[0])
+    assert found["net_long"] == ("python", "the runtime checks dynamic sizes, which the server does not")
+    assert found["net_flat"] == ("python", "a tensor has no dimensions besides the batch's")
+    other = "inputs or outputs of the method are not those of the delegate"
+    assert (found["net_unused"], found["net_same"]) == (("python", other), ("python", other))
+    assert sorted(path.name for path in (folder / "net" / "1").iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert sorted(path.name for path in (folder / "net_long" / "1").iterdir()) == ["method.json", "model.py"]
+
+
+def test_the_written_model_is_valid_and_has_the_methods_names(written: tuple[Path, dict[str, Any]]) -> None:
+    path = written[0] / "net" / "1" / "model.onnx"
+    onnx.checker.check_model(str(path), full_check=True)
+    graph = onnx.load(str(path), load_external_data=False).graph
+    assert sorted(value.name for value in graph.input) == ["image", "kinds"]
+    assert [value.name for value in graph.output] == ["scores", "best"]
+    places = {entry.value for each in graph.initializer for entry in each.external_data if entry.key == "location"}
+    assert places == {"model.onnx.data"}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64])
+def test_plain_onnxruntime_gives_the_packaged_numbers(
+    written: tuple[Path, dict[str, Any]], files: Mapping[str, bytes], tmp_path: Path, rows: int
+) -> None:
+    numbers = np.random.default_rng(rows)
+    image = numbers.standard_normal((rows, 8), np.float32)
+    kinds = numbers.integers(0, 10, (rows, 2))
+    scores, best = session(written[0], "net").run(["scores", "best"], {"image": image, "kinds": kinds})
+    expected = load_folder(write_folder(tmp_path / "net", files), arrays="numpy")(image, kinds, scale=2.0)
+    np.testing.assert_allclose(scores, expected["scores"], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(best, expected["best"])
+
+
+def test_an_index_out_of_range_is_an_error_of_the_written_model_too(written: tuple[Path, dict[str, Any]]) -> None:
+    given = {"image": np.zeros((1, 8), np.float32), "kinds": np.array([[0, 10]])}
+    with pytest.raises(Exception, match="out of data bounds"):
+        session(written[0], "net").run(None, given)
+
+
+def test_the_configuration_chooses_the_backend_and_the_processor(written: tuple[Path, dict[str, Any]]) -> None:
+    lines = (written[0] / "net" / "config.pbtxt").read_text().splitlines()
+    assert 'backend: "onnxruntime"' in lines
+    assert "max_batch_size: 64" in lines
+    assert "instance_group [ { count: 1 kind: KIND_CPU } ]" in lines
+
+
+def test_a_written_model_with_other_numbers_is_not_served(
+    files: Mapping[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hatch_lower.backends.onnxruntime import standalone
+
+    write = standalone.write_standalone
+
+    def write_wrong(folder: Path, model: bytes, names: Any, weights: Mapping[int, Any]) -> None:
+        write(folder, model, names, {at: array + 1 for at, array in weights.items()})
+
+    monkeypatch.setattr(standalone, "write_standalone", write_wrong)
+    wheel = write_wheel(tmp_path / "net-1.0-py3-none-any.whl", files)
+    folder = tmp_path / "models"
+    arguments = ["serve-files", str(wheel), "--format", "triton", "--to", str(folder), "--method", "fixed", "--json"]
+    (row,) = json.loads(CliRunner().invoke(main, arguments).output)
+    assert row["backend"] == "python"
+    assert row["reason"].startswith("`output` without the settings of the run half: largest absolute error")
+    assert sorted(path.name for path in (folder / "net_fixed" / "1").iterdir()) == ["method.json", "model.py"]
