@@ -14,7 +14,11 @@ from support.shared import Shared
 from support.venv import REPOSITORY, Finished, run
 
 PROJECTS = REPOSITORY / "tests" / "projects"
-EXAMPLES = {"example": REPOSITORY / "examples" / "project", "decoder": REPOSITORY / "examples" / "decoder"}
+EXAMPLES = {
+    "example": REPOSITORY / "examples" / "project",
+    "decoder": REPOSITORY / "examples" / "decoder",
+    "serving": REPOSITORY / "examples" / "serving",
+}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "dist", "*.pyc")
 
 

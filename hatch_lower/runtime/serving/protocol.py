@@ -55,9 +55,8 @@ class InferRequest:
             self.inputs[name] = array
         known = [tensor.name for tensor in served.outputs]
         asked = [value.get("name") for value in objects(request.get("outputs") or [], "outputs")]
-        for name in asked:
-            if name not in known:
-                raise InputError(f"model `{served.name}` has no such output", found=nearest(str(name), known))
+        if unknown := [name for name in asked if name not in known]:
+            raise InputError(f"model `{served.name}` has no such output", found=nearest(str(unknown[0]), known))
         self.outputs: list[str] = [str(name) for name in asked] or known
 
 

@@ -1,0 +1,1 @@
+"""A network with random weights, and an HTTP server that joins waiting requests."""
