@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import InvalidVersion
 
 from hatch_lower.cli.arguments import choose_recipe, json_option, wheel_at
 from hatch_lower.cli.output import Report, count, show_report
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from hatch_lower.cli.serve.describe import Described
 
 FORMATS = ("triton", "kserve")
+WHEEL = re.compile(r"[A-Za-z0-9_.!+-]+")  # the name stands in a Dockerfile; `packaging` does not check tags
 
 
 @click.command("serve-files")
@@ -54,11 +57,12 @@ def serve_files(
     check_folder(folder)
     with loadable_places(checked_wheel(wheel)) as places:
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=folder.parent) as beside:
+            above = next(parent for parent in folder.absolute().parents if parent.is_dir())
+            with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=above) as beside:
                 unfinished = Path(beside, "unfinished")
                 unfinished.mkdir()
                 report = write_server_files(unfinished, wheel, layout, places, (model, methods, recipe))
+                folder.parent.mkdir(parents=True, exist_ok=True)
                 unfinished.rename(folder)  # a folder that is empty is replaced
         except OSError as error:
             raise refused_error(error, str(folder)) or PackageError(
@@ -72,7 +76,9 @@ def serve_files(
 def checked_wheel(wheel: Path) -> Path:
     try:
         parse_wheel_filename(wheel.name)
-    except InvalidWheelFilename as error:
+        if WHEEL.fullmatch(wheel.name) is None:
+            raise InvalidWheelFilename(f"other characters than in the name of a wheel: {wheel.name!r}")
+    except (InvalidWheelFilename, InvalidVersion) as error:
         raise ProgramError(
             "the files for a server are written from a wheel",
             where=str(wheel),

@@ -14,6 +14,7 @@ from support.lowered import install
 
 import hatch_lower
 from hatch_lower.config.settings import Recipe
+from hatch_lower.errors import ProgramError
 from hatch_lower.format.served import FACTS, ServedMethod, ServedTensor, write_served
 from hatch_lower.runtime.serving import app as application
 from hatch_lower.runtime.serving.app import InferenceApp
@@ -129,6 +130,23 @@ def test_a_server_is_ready_when_the_models_are_loaded(server: InferenceApp, tmp_
     new = InferenceApp(tmp_path)
     assert ask(new, "GET", "/v2/health/live") == (200, {"live": True})
     assert ask(new, "GET", "/v2/health/ready") == (503, {"error": "the models are not loaded yet"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ('"shape":[2,2]', '"shape":[2,-2]', "-2 instead of a size"),
+        ('"name":"kinds"', '"name":"image"', "two tensors with the same name"),
+        ('"schema":1', '"schema":2', "schema 2; this hatch-lower reads schema 1"),
+    ],
+)
+def test_a_damaged_description_is_an_error(tmp_path: Path, old: str, new: str, found: str) -> None:
+    text = write_served(SERVED).decode()
+    assert old in text
+    write_folder(tmp_path / "net", {FACTS: text.replace(old, new).encode()})
+    with pytest.raises(ProgramError) as caught:
+        InferenceApp(tmp_path).load()
+    assert found in str(caught.value)
 
 
 def test_a_server_without_models_does_not_start(tmp_path: Path) -> None:

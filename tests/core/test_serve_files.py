@@ -208,6 +208,20 @@ def test_another_version_of_the_distribution_is_refused(
     )
 
 
+@pytest.mark.usefixtures("installed")
+def test_an_instance_on_a_gpu_loads_the_model_there(
+    triton: tuple[Path, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    load = hatch_lower.load
+    monkeypatch.setattr(
+        hatch_lower, "load", lambda *given, device, **named: (asked.append(device), load(*given, **named))[1]
+    )
+    TritonModel(triton[0] / "net" / "1")
+    TritonModel(triton[0] / "net" / "1", "GPU")
+    assert asked == [None, "cuda:3"]
+
+
 def test_a_kserve_folder_has_a_server_its_image_and_the_service(wheel: Path, tmp_path: Path) -> None:
     folder = tmp_path / "service"
     output = run(wheel, "--format", "kserve", "--to", str(folder), *METHODS)
@@ -255,6 +269,21 @@ def test_what_cannot_be_served_is_refused_and_nothing_is_written(
 def test_an_unknown_format_is_refused_by_name(wheel: Path, tmp_path: Path) -> None:
     output = run(wheel, "--format", "torchserve", "--to", str(tmp_path / "models"), status=2)
     assert "'torchserve' is not one of 'triton', 'kserve'" in output
+
+
+def test_folders_above_are_made_with_the_files_only(wheel: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "one" / "two" / "models"
+    run(wheel, "--format", "triton", "--to", str(folder), "--method", "counted", status=1)
+    assert list(tmp_path.iterdir()) == []
+    run(wheel, "--format", "triton", "--to", str(folder), "--method", "forward")
+    assert (folder / "net" / "config.pbtxt").is_file()
+
+
+def test_a_file_name_with_other_characters_is_refused(wheel: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "net-1.0-py3-none-any run.whl"
+    odd.write_bytes(wheel.read_bytes())
+    output = run(odd, "--format", "kserve", "--to", str(tmp_path / "service"), status=1)
+    assert "found: other characters than in the name of a wheel: 'net-1.0-py3-none-any run.whl'" in output
 
 
 def test_a_folder_with_files_is_not_touched(wheel: Path, tmp_path: Path) -> None:

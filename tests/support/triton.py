@@ -67,12 +67,13 @@ for each in (Tensor, TritonError, InferenceRequest, InferenceResponse, get_input
 class TritonModel:
     """A `model.py` as Triton's Python backend runs it; arrays have Triton's shapes."""
 
-    def __init__(self, version: Path) -> None:
+    def __init__(self, version: Path, kind: str = "CPU") -> None:
         path = version / "model.py"
         namespace: dict[str, Any] = {"__file__": str(path), "__name__": "model"}
         exec(compile(path.read_text(), str(path), "exec"), namespace)
         self._model = namespace["TritonPythonModel"]()
-        self._model.initialize({"model_name": version.parent.name, "model_version": version.name})
+        instance = {"model_instance_kind": kind, "model_instance_device_id": "3"}
+        self._model.initialize({"model_name": version.parent.name, "model_version": version.name, **instance})
 
     def execute(self, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array] | str]:
         """Return the outputs of each request, or the text of its error."""

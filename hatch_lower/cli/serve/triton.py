@@ -18,16 +18,19 @@ VERSION = "1"
 MODEL = '''\
 """A lowered model for Triton's Python backend, written by hatch-lower: the method that `method.json` describes."""
 
+from functools import partial
 from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
-from hatch_lower.runtime.serving.method import open_served
+from hatch_lower.runtime.serving.method import load_served, open_served
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.caller = open_served(Path(__file__).parent)
+        gpu = args["model_instance_kind"] == "GPU"
+        device = f"cuda:{args['model_instance_device_id']}" if gpu else None
+        self.caller = open_served(Path(__file__).parent, partial(load_served, device=device))
 
     def execute(self, requests):
         names = [tensor.name for tensor in self.caller.served.inputs]

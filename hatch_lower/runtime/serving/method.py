@@ -152,8 +152,11 @@ def open_served(folder: Path, load: Callable[[str, str, str, str], LoadedModel] 
     return MethodCaller(served, loader(served.distribution, served.version, served.model, served.recipe))
 
 
-def load_served(distribution: str, version: str, model: str, recipe: str) -> LoadedModel:
-    """Load a recipe of an installed model; the distribution's version must be the one in the server's files."""
+def load_served(distribution: str, version: str, model: str, recipe: str, *, device: str | None = None) -> LoadedModel:
+    """Load a recipe of an installed model; the distribution's version must be the one in the server's files.
+
+    `device` is as for `hatch_lower.load`.
+    """
     try:
         found = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -164,4 +167,4 @@ def load_served(distribution: str, version: str, model: str, recipe: str) -> Loa
             found=found,
             hint=f"run `pip install {distribution}=={version}` in the server's Python, or write the files again",
         )
-    return hatch_lower.load(f"{distribution}:{model}", recipe=recipe)
+    return hatch_lower.load(f"{distribution}:{model}", recipe=recipe, device=device)
