@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import runpy
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -235,6 +237,31 @@ def test_a_kserve_folder_has_a_server_its_image_and_the_service(wheel: Path, tmp
     (container,) = service["spec"]["predictor"]["containers"]
     assert (service["kind"], container["image"]) == ("InferenceService", "net:1.0")
     assert container["ports"] == [{"containerPort": 8080, "protocol": "TCP"}]
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_written_server_answers(wheel: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "service"
+    run(wheel, "--format", "kserve", "--to", str(folder), "--method", "forward")
+    app = runpy.run_path(str(folder / "server.py"))["app"]
+    app.load()
+    tensors = [("image", "FP32", [1, 4], [0.0] * 4), ("kinds", "INT64", [1], [3])]
+    inputs = [dict(zip(("name", "datatype", "shape", "data"), each, strict=True)) for each in tensors]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": json.dumps({"inputs": inputs}).encode()}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app({"type": "http", "method": "POST", "path": "/v2/models/net/infer"}, receive, send))
+    outputs = {each["name"]: each["data"] for each in json.loads(sent[1]["body"])["outputs"]}
+    import torch
+
+    expected = hatch_lower.load("net:net", arrays="torch")(torch.zeros(1, 4), torch.tensor([3]), scale=2.0)
+    np.testing.assert_allclose(outputs["scores"], expected["scores"][0].numpy(), rtol=1e-6)
+    assert outputs["best"] == expected["best"].tolist()
 
 
 REFUSALS = {

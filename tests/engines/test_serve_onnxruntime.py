@@ -17,9 +17,14 @@ from hatch_lower.cli.entry import main
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 
-onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
+
+import onnx
+import onnxruntime
+
+from hatch_lower.backends.onnxruntime.model_file import FILE_MARK, offset_mark
+from hatch_lower.backends.onnxruntime.standalone import has_integer_products, rename_graph, write_standalone
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -168,3 +173,52 @@ def test_a_written_model_with_other_numbers_is_not_served(
     assert row["backend"] == "python"
     assert row["reason"].startswith("`output` without the settings of the run half: largest absolute error")
     assert sorted(path.name for path in (folder / "net_fixed" / "1").iterdir()) == ["method.json", "model.py"]
+
+
+def of_nodes(nodes: list[Any], opset: int = 20) -> Any:
+    floats = {name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in ("x0", "y0")}
+    chosen = onnx.helper.make_tensor_value_info("x1", onnx.TensorProto.BOOL, [])
+    graph = onnx.helper.make_graph(nodes, "graph", [floats["x0"], chosen], [floats["y0"]])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
+
+
+def test_values_of_graphs_inside_the_graph_are_renamed_too() -> None:
+    def branch(name: str, operator: str) -> Any:
+        # reads a value of the graph around it, and an inner value has the public name of an input
+        nodes = [onnx.helper.make_node(operator, ["v0"], ["image"]), onnx.helper.make_node("Neg", ["image"], [name])]
+        result = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2])
+        return onnx.helper.make_graph(nodes, name, [], [result])
+
+    branches = {"then_branch": branch("a", "Relu"), "else_branch": branch("b", "Abs")}
+    model = of_nodes(
+        [onnx.helper.make_node("Neg", ["x0"], ["v0"]), onnx.helper.make_node("If", ["x1"], ["y0"], **branches)]
+    )
+    before = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rename_graph(model.graph, {"x0": "image", "x1": "chosen", "y0": "output"})
+    after = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.array([1.0, -2.0], np.float32)
+    for chosen, expected in ((True, [-0.0, -2.0]), (False, [-1.0, -2.0])):
+        assert before.run(None, {"x0": x, "x1": np.array(chosen)})[0].tolist() == expected
+        assert after.run(["output"], {"image": x, "chosen": np.array(chosen)})[0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("operator", "found"), [("DynamicQuantizeLinear", True), ("MatMulInteger", True), ("Relu", False)]
+)
+def test_a_model_with_products_of_integers_is_told_by_its_operators(operator: str, found: bool) -> None:
+    model = of_nodes([onnx.helper.make_node(operator, ["x0"], ["y0"])])
+    assert has_integer_products(model.SerializeToString()) is found
+
+
+def test_weights_in_any_layout_lie_beside_the_model(tmp_path: Path) -> None:
+    transposed = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    model = of_nodes([onnx.helper.make_node("ReduceSum", ["w0"], ["y0"], keepdims=0)])
+    weight = onnx.TensorProto(name="w0", data_type=onnx.TensorProto.FLOAT, dims=[3, 2], data_location=1)
+    for key, value in (("location", FILE_MARK), ("offset", str(offset_mark(0))), ("length", "24")):
+        weight.external_data.add(key=key, value=value)
+    model.graph.initializer.append(weight)
+    write_standalone(tmp_path, model.SerializeToString(), {"x0": "x", "x1": "chosen", "y0": "sum"}, {0: transposed})
+    assert (tmp_path / "model.onnx.data").read_bytes() == np.ascontiguousarray(transposed).tobytes()
+    (found,) = onnx.load(str(tmp_path / "model.onnx")).graph.initializer
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(found), transposed)
+    assert found.name == "inner/w0"

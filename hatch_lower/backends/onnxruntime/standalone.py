@@ -17,7 +17,7 @@ INNER = "inner/"  # before the names of values that are neither inputs nor outpu
 QUANTIZED = (b"QuantizeLinear", b"DequantizeLinear", b"MatMulInteger", b"DynamicQuantizeLinear")
 
 
-def has_exact_integers(model: bytes) -> bool:
+def has_integer_products(model: bytes) -> bool:
     return any(name in model for name in QUANTIZED)
 
 

@@ -101,12 +101,12 @@ def result_names(method: MethodPlan, names: Sequence[str], info: Mapping[str, An
 
 def write_whole(folder: Path, packaged: PackagedFolder, described: Described, whole: WholeModel) -> str:
     """Write the engine's model into a folder and run the model; return the reason why the model is not served."""
-    from hatch_lower.backends.onnxruntime.standalone import difference, has_exact_integers, write_standalone
+    from hatch_lower.backends.onnxruntime.standalone import difference, has_integer_products, write_standalone
     from hatch_lower.runtime.load import open_constants
     from hatch_lower.runtime.numpy_arrays import ARRAYS
 
     model = (packaged.path / whole.entry.file).read_bytes()
-    if has_exact_integers(model):
+    if has_integer_products(model):
         return "the model multiplies integers, for which the run half sets ONNX Runtime to exact products"
     plan = described.owner.plan
     constants = open_constants(packaged, described.owner.model)
