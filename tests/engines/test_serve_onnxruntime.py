@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,25 @@ def test_weights_in_any_layout_lie_beside_the_model(tmp_path: Path) -> None:
     (found,) = onnx.load(str(tmp_path / "model.onnx")).graph.initializer
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(found), transposed)
     assert found.name == "inner/w0"
+
+
+def test_the_library_that_writes_models_is_named_where_it_is_missing(
+    files: Mapping[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    wheel = write_wheel(tmp_path / "dist" / "net-1.0-py3-none-any.whl", files)
+    arguments = ["serve-files", str(wheel), "--format", "triton", "--to", str(tmp_path / "models"), "--method", "fixed"]
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, done.output) == (
+        1,
+        "error: this command needs the package `onnx`, which is not installed\n"
+        '  to do: install it: pip install "hatch-lower[onnxruntime]"\n',
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["dist"]
+
+
+def test_the_readme_names_the_reason_for_each_backend(written: tuple[Path, dict[str, Any]]) -> None:
+    folder, rows = written
+    table = [line.split("|") for line in (folder / "README.md").read_text().splitlines() if line.startswith("| `")]
+    found = {cells[1].strip(" `"): (cells[2].strip(" `"), cells[4].strip()) for cells in table}
+    assert found == {name: (row["backend"], row["reason"]) for name, row in rows.items()}
