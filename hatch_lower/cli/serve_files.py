@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,8 @@ from packaging.version import InvalidVersion
 from hatch_lower.cli.arguments import choose_recipe, json_option, wheel_at
 from hatch_lower.cli.output import Report, count, show_report
 from hatch_lower.driver.contents import Place, loadable_places
-from hatch_lower.errors import PackageError, ProgramError, nearest, refused_error
+from hatch_lower.driver.new_folder import folder_in_place
+from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.hatch.terminal import table_lines
 from hatch_lower.runtime.files import PackagedFolder
 
@@ -54,22 +53,11 @@ def serve_files(
     its packaged example inputs, so the recipe must run here.
     """
     wheel = wheel_at(wheel)
-    check_folder(folder)
-    with loadable_places(checked_wheel(wheel)) as places:
-        try:
-            above = next(parent for parent in folder.absolute().parents if parent.is_dir())
-            with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=above) as beside:
-                unfinished = Path(beside, "unfinished")
-                unfinished.mkdir()
-                report = write_server_files(unfinished, wheel, layout, places, (model, methods, recipe))
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                unfinished.rename(folder)  # a folder that is empty is replaced
-        except OSError as error:
-            raise refused_error(error, str(folder)) or PackageError(
-                "the server's files cannot be written",
-                where=str(error.filename or folder),
-                found=error.strerror or str(error),
-            ) from error
+    with (
+        folder_in_place(folder, "server's files") as unfinished,
+        loadable_places(checked_wheel(wheel)) as places,
+    ):
+        report = write_server_files(unfinished, wheel, layout, places, (model, methods, recipe))
     show_report(report, as_json, lambda rows: served_lines(rows, folder))
 
 
@@ -86,15 +74,6 @@ def checked_wheel(wheel: Path) -> Path:
             hint="name a wheel, or a folder with wheels such as `dist/`",
         ) from error
     return wheel
-
-
-def check_folder(folder: Path) -> None:
-    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise PackageError(
-            "the folder for the server's files is not empty",
-            where=str(folder),
-            hint="name a new folder with `--to`",
-        )
 
 
 def write_server_files(
@@ -148,13 +127,13 @@ def described_methods(
 ) -> Iterator[Described]:
     from hatch_lower.cli.serve.describe import describe_served, owner_of
     from hatch_lower.runtime.check import read_check_tensors, tensors_of
-    from hatch_lower.runtime.load import load_model
+    from hatch_lower.runtime.load import load_in_folder
     from hatch_lower.runtime.loaded import arrays_of
     from hatch_lower.runtime.selection import DelegateKinds
 
     entry = packaged.manifest.models[model]
     chosen = choose_recipe(model, entry, recipe)
-    loaded = load_model(packaged, model, chosen, DelegateKinds(), verify=True)
+    loaded = load_in_folder(packaged, model, chosen, DelegateKinds(), verify=True)
     owner = owner_of(packaged.manifest, model, chosen, loaded)
     if unknown := [name for name in methods if name not in owner.plan.methods]:
         found = nearest(unknown[0], owner.plan.methods)

@@ -317,7 +317,7 @@ def test_a_folder_with_files_is_not_touched(wheel: Path, tmp_path: Path) -> None
     (tmp_path / "mine.txt").write_text("mine")
     output = run(wheel, "--format", "triton", "--to", str(tmp_path), status=1)
     assert output == (
-        f"error: the folder for the server's files is not empty\n  where: {tmp_path}\n"
+        f"error: the folder for the server's files has other files\n  where: {tmp_path}\n"
         "  to do: name a new folder with `--to`\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
