@@ -25,14 +25,13 @@ def folder_in_place(folder: Path, noun: str, option: str = "--to") -> Iterator[P
                 where=str(folder),
                 hint=f"name a new folder with `{option}`",
             )
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=folder.parent) as beside:
+        above = next(parent for parent in folder.absolute().parents if parent.is_dir())
+        with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=above) as beside:
             unfinished = Path(beside, "unfinished")  # `beside` is readable for its owner only
             unfinished.mkdir()
             yield unfinished
-            if folder.is_dir():
-                folder.rmdir()
-            unfinished.rename(folder)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.rename(folder)  # an empty folder is replaced
     except OSError as error:
         raise refused_error(error, str(folder)) or ProcessError(
             f"the {noun} cannot be written", where=str(error.filename or folder), found=error.strerror or str(error)
