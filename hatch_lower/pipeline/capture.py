@@ -17,7 +17,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import CaptureError, nearest
-from hatch_lower.events import Reporter, stage
+from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.exir.graph.surgery import functionalized
 from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method, Model
@@ -48,6 +48,7 @@ from hatch_lower.pipeline.parameters import (
     separate_tensors,
     with_named_keywords,
 )
+from hatch_lower.pipeline.ranges import export_method, narrowed_ranges
 from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private.programs import holds_tensors, is_users_fault, remember_lines
 from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
@@ -75,6 +76,7 @@ class CapturedMethod(Frozen):
     dimensions: Mapping[str, str] = field(default_factory=dict)
     gradients: bool = False  # whether eager needs grad mode: the method itself computes gradients
     has_examples: bool = True  # false for ready programs without `args` and `kwargs`
+    narrowed: tuple[str, ...] = ()  # a line for each range of sizes that is narrower than declared
 
 
 class CapturedModel(Frozen):
@@ -102,7 +104,9 @@ def capture_model(
             if isinstance(declared, ExportedProgram):
                 captured.append(capture_program(name, method, declared, examples_needed))
             elif isinstance(exports, Model):
-                captured.append(capture_method(name, method, exports, declared, roots))
+                captured.append(found := capture_method(name, method, exports, declared, roots))
+                for line in found.narrowed:
+                    reporter.report(Event("export", "note", name, method=method, detail=line))
                 attributes[method] = declared.attribute or method
     share_tensors(name, {method.name: method.program for method in captured})
     return CapturedModel(name, tuple(captured), module, attributes)
@@ -178,21 +182,8 @@ def capture_method(model: str, name: str, whole: Model, declared: Method, roots:
     program, signature = with_plain_tensors(program), inspect.signature(named)
     dimensions = dimension_names(program, shapes, signature, args, kwargs)
     names = positional_names(signature, len(args))
-    return CapturedMethod(name, program, args, kwargs, names, dimensions, gradients)
-
-
-def export_method(
-    whole: Model, exported: torch.nn.Module, args: Any, kwargs: Any, shapes: Any, declared: Method
-) -> ExportedProgram:
-    with whole.exporting():
-        return torch.export.export(
-            exported,
-            args,
-            kwargs,
-            dynamic_shapes=shapes,
-            strict=declared.strict,
-            prefer_deferred_runtime_asserts_over_guards=declared.defer_guards,
-        )
+    lines = tuple(narrowed_ranges(program, dimensions, sizes))
+    return CapturedMethod(name, program, args, kwargs, names, dimensions, gradients, narrowed=lines)
 
 
 def keep_source_lines(module: torch.nn.Module, call: Callable[..., object]) -> None:

@@ -5,6 +5,7 @@ control flow.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from torch._dynamo.exc import UserError
@@ -33,6 +34,7 @@ from torch.fx.node import _get_qualified_name
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torchgen.model import SchemaKind as SchemaKind
 
+from hatch_lower.runtime.torch_private.any_size import for_any_size
 from hatch_lower.runtime.torch_private.older import linalg_checks_kept, register_anchor
 from hatch_lower.runtime.torch_private.operators import OpOverload
 from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
@@ -90,9 +92,18 @@ def remember_lines(function: Callable[..., Any]) -> None:
 
 def decompose_program(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
     """Decompose a program by a table, as `run_decompositions`, with the checks of linear algebra."""
-    with linalg_checks_kept(), recurrent_shapes():
+    # a condition on sizes that a decomposition adds would be a check in each call, if the export deferred conditions
+    sizes = for_any_size() if defers_guards(program) else nullcontext()
+    with linalg_checks_kept(), recurrent_shapes(), sizes:
         decomposed: ExportedProgram = program.run_decompositions(dict(table))
     return decomposed
+
+
+def defers_guards(program: ExportedProgram) -> bool:
+    """Return whether conditions on sizes that torch cannot prove become checks of the program."""
+    mode = mode_of_fakes([node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")])
+    sizes = mode.shape_env if mode is not None else None
+    return sizes is not None and sizes.prefer_deferred_runtime_asserts_over_guards
 
 
 def is_users_fault(error: Exception) -> bool:
