@@ -34,16 +34,19 @@ def model(
         EntryPointError: if `module` is no model of transformers, or if its inputs are of no known kind.
     """
     checked_module(module, "model")
+    options: dict[str, Any] = {}
     if inputs is None:
-        from hatch_lower.huggingface.examples import made_inputs
+        from hatch_lower.huggingface.examples import LENGTHS, made_inputs
 
+        options = {"any_size": True, "narrow": LENGTHS}
         examples = made_inputs(module)
         inputs = {name: example.value for name, example in examples.items()}
         dynamic_shapes = {name: dict(example.dimensions) for name, example in examples.items()}
     turn_off_caches(module)
     make_late_tensors(module, inputs)
     # lengths of sound: torch.export proves nothing about the quotients in the numbers of frames
-    forward = Method(kwargs=dict(inputs), dynamic_shapes=dynamic_shapes, defer_guards="input_values" in inputs)
+    options["defer_guards"] = "input_values" in inputs
+    forward = Method(kwargs=dict(inputs), dynamic_shapes=dynamic_shapes, **options)
     return Model(module, {"forward": forward}, exporting=partial(exporting, module))
 
 

@@ -20,6 +20,7 @@ LARGEST_BATCH = 1024
 LONGEST = 4096  # tokens, for models without a limit of their own
 SAMPLES, LONGEST_SAMPLES = 16_000, 480_000  # of sound: a second, and 30 seconds at 16 kHz
 FRAMES = 128  # of a spectrogram without a fixed length
+SEQUENCE_NAME, DECODER_NAME = LENGTHS = ("sequence", "decoder_sequence")  # names of dynamic lengths of texts
 POSITIONS = ("position_embeddings", "embed_positions", "position_embedding", "wpe")  # names of embeddings of positions
 
 
@@ -68,13 +69,13 @@ def known_inputs(module: PreTrainedModel, batch: Any, names: Container[str]) -> 
     if main == "input_ids":
         yield from text_inputs(module, batch)
     if "decoder_input_ids" in names and config.is_encoder_decoder:  # a detector's decoder reads no tokens
-        length = Dim("decoder_sequence", min=1, max=longest_text(module))
+        length = Dim(DECODER_NAME, min=1, max=longest_text(module))
         yield "decoder_input_ids", token_input(config, batch, length)
 
 
 def text_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, ExampleInput]]:
     config = module.config.get_text_config()
-    length = Dim("sequence", min=1, max=longest_text(module))
+    length = Dim(SEQUENCE_NAME, min=1, max=longest_text(module))
     yield "input_ids", token_input(config, batch, length)
     mask = torch.ones(BATCH, SEQUENCE, dtype=torch.int64)
     mask[-1, SEQUENCE // 2 :] = 0  # padding, so that the comparison with eager covers it

@@ -33,6 +33,7 @@ def exporting(module: PreTrainedModel) -> Iterator[None]:
     from transformers.exporters.utils import apply_patches
 
     from hatch_lower.huggingface.experts import experts_for_export
+    from hatch_lower.huggingface.frames import frames_padded
 
-    with apply_patches("dynamo"), reset_model_state(module), experts_for_export(module):
+    with apply_patches("dynamo"), reset_model_state(module), experts_for_export(module), frames_padded(module):
         yield

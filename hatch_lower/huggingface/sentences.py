@@ -41,7 +41,7 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
     Raises:
         EntryPointError: if the first module is no text model of transformers.
     """
-    from hatch_lower.huggingface.examples import made_inputs
+    from hatch_lower.huggingface.examples import LENGTHS, made_inputs
 
     inner = inner_model(encoder, where)
     turn_off_caches(inner)
@@ -49,6 +49,8 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
     forward = Method(
         kwargs={name: each.value for name, each in inputs.items()},
         dynamic_shapes={name: dict(each.dimensions) for name, each in inputs.items()},
+        any_size=True,
+        narrow=LENGTHS,
     )
     return Model(SentenceEncoder(encoder).eval(), {"forward": forward}, exporting=partial(exporting, inner))
 

@@ -1,0 +1,69 @@
+"""Checkpoints of transformers whose code asks for sizes: an export computes eager's numbers for all of its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from hatch_lower.events import NullReporter
+from hatch_lower.exir.lowering.convert import decompose
+from hatch_lower.huggingface import model
+from hatch_lower.pipeline.capture import CapturedMethod, capture_model
+
+pytestmark = pytest.mark.torch
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+SOUND = {"conv_dim": (16, 16), "conv_kernel": (80, 8), "conv_stride": (40, 4), "num_feat_extract_layers": 2, **SMALL}
+SOUND |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "vocab_size": 32}
+XLNET = {"vocab_size": 99, "d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 64}
+TEXTS: Mapping[str, tuple[dict[str, Any], int]] = {  # configuration, and the smallest length
+    "MobileBert": ({"vocab_size": 99, "embedding_size": 32, "intra_bottleneck_size": 32, **SMALL}, 1),
+    "XLNet": (XLNET, 2),
+}
+SOUNDS: Mapping[str, dict[str, Any]] = {"WavLM": SOUND, "SEW": {"squeeze_factor": 2, **SOUND}}
+
+
+def captured(name: str, config: Mapping[str, Any]) -> tuple[Any, CapturedMethod]:
+    """Return a model with large random weights, and its method as exported."""
+    pytest.importorskip("transformers.exporters")
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    module = kind(kind.config_class(**config)).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.2)
+    (method,) = capture_model("net", model(module), NullReporter()).methods
+    return module, method
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_of_all_lengths_have_eager_s_numbers(name: str) -> None:
+    config, smallest = TEXTS[name]
+    module, method = captured(f"{name}ForSequenceClassification", config)
+    ranges = {method.dimensions[str(symbol)]: each for symbol, each in method.program.range_constraints.items()}
+    assert {each: ranges[each].lower for each in ranges} == {"batch": 1, "sequence": smallest}
+    program = decompose(method.program, ()).module(check_guards=False)  # torch's own checks are in no wheel
+    for rows, length in ((1, smallest), (1, 2), (1, 7), (3, 19)):
+        given = {each: torch.zeros(rows, length).long() for each in method.kwargs}
+        given["input_ids"] = torch.randint(1, 99, (rows, length))
+        given["attention_mask"][:, : length - length // 4] = 1
+        with torch.no_grad():
+            torch.testing.assert_close(program(**given).logits, module(**given).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+def test_sounds_of_all_lengths_have_eager_s_numbers(name: str) -> None:
+    module, method = captured(f"{name}ForCTC", SOUNDS[name])
+    program = decompose(method.program, ()).module(check_guards=False)  # torch's own checks are in no wheel
+    numbers = set()
+    for rows, length in ((1, 4000), (1, 4160), (1, 6000), (3, 23_456)):
+        sound = torch.randn(rows, length)
+        with torch.no_grad():
+            wanted = module(input_values=sound).logits
+            torch.testing.assert_close(program(input_values=sound).logits, wanted, rtol=1e-4, atol=1e-4)
+        numbers.add(wanted.shape[1] % 2)
+    assert numbers == {0, 1}, "SEW halves the number of frames"
