@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ def exporting(module: PreTrainedModel) -> Iterator[None]:
 
     from hatch_lower.huggingface.experts import experts_for_export
     from hatch_lower.huggingface.frames import frames_padded
+    from hatch_lower.huggingface.whole_images import images_whole
 
-    with apply_patches("dynamo"), reset_model_state(module), experts_for_export(module), frames_padded(module):
+    with ExitStack() as stack:
+        stack.enter_context(apply_patches("dynamo"))
+        for patch in (reset_model_state, experts_for_export, frames_padded, images_whole):
+            stack.enter_context(patch(module))
         yield

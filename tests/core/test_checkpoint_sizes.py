@@ -67,3 +67,31 @@ def test_sounds_of_all_lengths_have_eager_s_numbers(name: str) -> None:
             torch.testing.assert_close(program(input_values=sound).logits, wanted, rtol=1e-4, atol=1e-4)
         numbers.add(wanted.shape[1] % 2)
     assert numbers == {0, 1}, "SEW halves the number of frames"
+
+
+VILT = {"image_size": 32, "patch_size": 8, "max_position_embeddings": 32, "num_labels": 3, "vocab_size": 99, **SMALL}
+
+
+def test_an_image_and_a_text_have_eager_s_numbers() -> None:
+    module, method = captured("ViltForQuestionAnswering", VILT)
+    program = decompose(method.program, ()).module(check_guards=False)
+    for rows, length in ((1, 7), (3, 19)):
+        given = {name: torch.zeros(rows, length).long() for name in method.kwargs if name != "pixel_values"}
+        given["attention_mask"][:, : length - 2] = 1
+        given["pixel_values"] = torch.randn(rows, 3, 32, 32)
+        with torch.no_grad():
+            torch.testing.assert_close(program(**given).logits, module(**given).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_images_stay_as_they_are_where_a_model_draws_patches_of_a_mask_or_a_part() -> None:
+    transformers = pytest.importorskip("transformers")
+    from hatch_lower.huggingface.whole_images import with_embeddings
+
+    whole, part = (transformers.ViltModel(transformers.ViltConfig(max_image_length=n, **VILT)) for n in (16, 15))
+    pixels = torch.zeros(1, 3, 32, 32)
+    changed = with_embeddings(whole, (), {"pixel_values": pixels})
+    assert changed is not None
+    assert (changed[1]["pixel_values"], changed[1]["image_embeds"].shape) == (None, (1, 17, 32))
+    assert with_embeddings(part, (), {"pixel_values": pixels}) is None
+    assert with_embeddings(whole, (), {"pixel_values": pixels, "pixel_mask": torch.ones(1, 32, 32)}) is None
+    assert with_embeddings(whole, (), {"pixel_values": torch.zeros(1, 3, 16, 64)}) is None
