@@ -28,7 +28,7 @@ def model(
             configuration is changed: without a cache, and with outputs by name.
         inputs: example keyword arguments of `forward`; default: made from the configuration, of batch size 2.
         dynamic_shapes: as for `torch.export.export`, for `inputs`; default: none for given inputs, else batch and
-            sequence from 1 to the model's largest sizes.
+            sequence from 1 to the model's largest sizes, and sequence from 2 if torch.export refuses 1.
 
     Raises:
         EntryPointError: if `module` is no model of transformers, or if its inputs are of no known kind.
@@ -42,10 +42,12 @@ def model(
         examples = made_inputs(module)
         inputs = {name: example.value for name, example in examples.items()}
         dynamic_shapes = {name: dict(example.dimensions) for name, example in examples.items()}
+    from hatch_lower.huggingface.pooled_positions import pools_tokens
+
     turn_off_caches(module)
     make_late_tensors(module, inputs)
-    # lengths of sound: torch.export proves nothing about the quotients in the numbers of frames
-    options["defer_guards"] = "input_values" in inputs
+    # torch.export proves nothing about quotients: in the numbers of a sound's frames, and of tokens after a pooling
+    options["defer_guards"] = "input_values" in inputs or pools_tokens(module)
     forward = Method(kwargs=dict(inputs), dynamic_shapes=dynamic_shapes, **options)
     return Model(module, {"forward": forward}, exporting=partial(exporting, module))
 

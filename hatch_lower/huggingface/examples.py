@@ -11,6 +11,7 @@ from torch.export import Dim
 
 from hatch_lower.errors import EntryPointError
 from hatch_lower.frozen import Frozen
+from hatch_lower.huggingface.pooled_positions import shortest_pooled_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,7 +76,7 @@ def known_inputs(module: PreTrainedModel, batch: Any, names: Container[str]) -> 
 
 def text_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, ExampleInput]]:
     config = module.config.get_text_config()
-    length = Dim(SEQUENCE_NAME, min=1, max=longest_text(module))
+    length = Dim(SEQUENCE_NAME, min=shortest_pooled_text(module), max=longest_text(module))
     yield "input_ids", token_input(config, batch, length)
     mask = torch.ones(BATCH, SEQUENCE, dtype=torch.int64)
     mask[-1, SEQUENCE // 2 :] = 0  # padding, so that the comparison with eager covers it

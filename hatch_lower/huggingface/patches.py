@@ -34,10 +34,11 @@ def exporting(module: PreTrainedModel) -> Iterator[None]:
 
     from hatch_lower.huggingface.experts import experts_for_export
     from hatch_lower.huggingface.frames import frames_padded
+    from hatch_lower.huggingface.pooled_positions import positions_computed
     from hatch_lower.huggingface.whole_images import images_whole
 
     with ExitStack() as stack:
         stack.enter_context(apply_patches("dynamo"))
-        for patch in (reset_model_state, experts_for_export, frames_padded, images_whole):
+        for patch in (reset_model_state, experts_for_export, frames_padded, images_whole, positions_computed):
             stack.enter_context(patch(module))
         yield

@@ -42,6 +42,7 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
         EntryPointError: if the first module is no text model of transformers.
     """
     from hatch_lower.huggingface.examples import LENGTHS, made_inputs
+    from hatch_lower.huggingface.pooled_positions import pools_tokens
 
     inner = inner_model(encoder, where)
     turn_off_caches(inner)
@@ -49,6 +50,7 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
     forward = Method(
         kwargs={name: each.value for name, each in inputs.items()},
         dynamic_shapes={name: dict(each.dimensions) for name, each in inputs.items()},
+        defer_guards=pools_tokens(inner),
         any_size=True,
         narrow=LENGTHS,
     )

@@ -19,9 +19,11 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 SOUND = {"conv_dim": (16, 16), "conv_kernel": (80, 8), "conv_stride": (40, 4), "num_feat_extract_layers": 2, **SMALL}
 SOUND |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "vocab_size": 32}
 XLNET = {"vocab_size": 99, "d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 64}
+FUNNEL = {"vocab_size": 99, "block_sizes": [1, 1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}
 TEXTS: Mapping[str, tuple[dict[str, Any], int]] = {  # configuration, and the smallest length
     "MobileBert": ({"vocab_size": 99, "embedding_size": 32, "intra_bottleneck_size": 32, **SMALL}, 1),
     "XLNet": (XLNET, 2),
+    "Funnel": (FUNNEL, 5),
 }
 SOUNDS: Mapping[str, dict[str, Any]] = {"WavLM": SOUND, "SEW": {"squeeze_factor": 2, **SOUND}}
 
@@ -47,7 +49,7 @@ def test_texts_of_all_lengths_have_eager_s_numbers(name: str) -> None:
     ranges = {method.dimensions[str(symbol)]: each for symbol, each in method.program.range_constraints.items()}
     assert {each: ranges[each].lower for each in ranges} == {"batch": 1, "sequence": smallest}
     program = decompose(method.program, ()).module(check_guards=False)  # torch's own checks are in no wheel
-    for rows, length in ((1, smallest), (1, 2), (1, 7), (3, 19)):
+    for rows, length in ((1, smallest), (1, 6), (1, 7), (3, 19)):
         given = {each: torch.zeros(rows, length).long() for each in method.kwargs}
         given["input_ids"] = torch.randint(1, 99, (rows, length))
         given["attention_mask"][:, : length - length // 4] = 1
@@ -95,3 +97,20 @@ def test_images_stay_as_they_are_where_a_model_draws_patches_of_a_mask_or_a_part
     assert with_embeddings(part, (), {"pixel_values": pixels}) is None
     assert with_embeddings(whole, (), {"pixel_values": pixels, "pixel_mask": torch.ones(1, 32, 32)}) is None
     assert with_embeddings(whole, (), {"pixel_values": torch.zeros(1, 3, 16, 64)}) is None
+
+
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("truncated", [True, False])
+def test_computed_positions_of_funnel_are_its_own(separate: bool, truncated: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers.exporters")
+    from transformers.models.funnel.modeling_funnel import FunnelAttentionStructure
+
+    from hatch_lower.huggingface.pooled_positions import position_embeddings
+
+    config = transformers.FunnelConfig(**FUNNEL, separate_cls=separate, truncate_seq=truncated)
+    part = FunnelAttentionStructure(config).eval()
+    given = torch.float32, torch.device("cpu")
+    for count in (5, 7, 8, 30):
+        wanted, found = part.get_position_embeds(count, *given), position_embeddings(part, count, *given)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -7,7 +7,7 @@ then holds for sizes other than 1 only, although the operations compute the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,15 +20,16 @@ from torch.fx.experimental import _config
 def for_any_size() -> Iterator[None]:
     """Let torch.export assume no size other than 1 where an operation asks for the order of numbers in memory.
 
-    `Tensor.contiguous` then copies, and `linear` first copies its input, unless a tensor is contiguous for all sizes.
+    `Tensor.contiguous` then copies, and `linear` and `reshape` first copy their input, unless a tensor is contiguous
+    for all sizes.
     """
     settings: Any = _config
-    contiguous, linear = torch.Tensor.contiguous, torch.nn.functional.linear
-    with (
-        settings.patch(backed_size_oblivious=True),
-        attribute_replaced(torch.Tensor, "contiguous", contiguous_for_all_sizes(contiguous)),
-        attribute_replaced(torch.nn.functional, "linear", linear_of_contiguous(linear)),
-    ):
+    asking = ((torch.nn.functional, "linear"), (torch, "reshape"), (torch.Tensor, "reshape"))
+    with settings.patch(backed_size_oblivious=True), ExitStack() as stack:
+        copying = contiguous_for_all_sizes(torch.Tensor.contiguous)
+        stack.enter_context(attribute_replaced(torch.Tensor, "contiguous", copying))
+        for owner, name in asking:
+            stack.enter_context(attribute_replaced(owner, name, of_contiguous(getattr(owner, name))))
         yield
 
 
@@ -41,9 +42,9 @@ def contiguous_for_all_sizes(contiguous: Callable[..., Tensor]) -> Callable[...,
     return method
 
 
-def linear_of_contiguous(linear: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def function(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear(input.contiguous(), weight, bias)
+def of_contiguous(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def function(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return original(input.contiguous(), *args, **kwargs)
 
     return function
 
