@@ -75,7 +75,7 @@ def test_a_size_of_1_is_exported_where_only_the_order_in_memory_depends_on_it() 
 
 def test_a_range_that_is_still_refused_begins_at_2_and_is_reported() -> None:
     module, events = Average(), Events()
-    found = capture(module, events, torch.zeros(2, 5), any_size=True, narrow=("columns",))
+    found = capture(module, events, torch.zeros(2, 5), narrow=("columns",))
     ranges = {found.dimensions[str(symbol)]: each for symbol, each in found.program.range_constraints.items()}
     assert {name: (each.lower, each.upper) for name, each in ranges.items()} == {"rows": (1, 9), "columns": (2, 20)}
     assert events.notes() == ["`columns` has the range 2 to 20: torch.export refuses a range from 1 on"]

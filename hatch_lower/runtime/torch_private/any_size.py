@@ -15,6 +15,8 @@ from torch import Tensor
 from torch._prims_common import is_contiguous_or_false
 from torch.fx.experimental import _config
 
+from hatch_lower.runtime.torch_private.recurrent import PATCHING
+
 
 @contextmanager
 def for_any_size() -> Iterator[None]:
@@ -25,7 +27,7 @@ def for_any_size() -> Iterator[None]:
     """
     settings: Any = _config
     asking = ((torch.nn.functional, "linear"), (torch, "reshape"), (torch.Tensor, "reshape"))
-    with settings.patch(backed_size_oblivious=True), ExitStack() as stack:
+    with PATCHING, settings.patch(backed_size_oblivious=True), ExitStack() as stack:
         copying = contiguous_for_all_sizes(torch.Tensor.contiguous)
         stack.enter_context(attribute_replaced(torch.Tensor, "contiguous", copying))
         for owner, name in asking:
