@@ -19,7 +19,9 @@ from hatch_lower.exir.graph.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.leave_out import Places
 from hatch_lower.exir.lowering.lower import LoweringSteps, Turn, lower_exported
 from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER
+from hatch_lower.exir.pass_base import AnyPass
 from hatch_lower.exir.passes.fold_literals import FoldLiterals
+from hatch_lower.exir.passes.remove_mixed_type_operators import RemoveMixedTypeOperators
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.heal import Attempt, Healing
 from hatch_lower.pipeline.model_build import BuildInputs, KeptLowering, Services, place_of
@@ -43,7 +45,8 @@ def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, at
     steps = ReportedSteps(source.name, recipe, services, healing)
     if before is not None:
         steps.seconds.update(before.seconds)
-    passes = {method: (FoldLiterals(),) for method in methods}
+    wanted: list[AnyPass] = [RemoveMixedTypeOperators(), FoldLiterals()] if turns else [FoldLiterals()]
+    passes = dict.fromkeys(methods, wanted)
     lowered = lower_exported(
         methods,
         turns,
