@@ -155,7 +155,7 @@ UNARY: Mapping[str, Case] = {
             name: getattr(torch, name)
             for name in words(
                 """abs acos acosh asin asinh atan atanh ceil cos cosh erf exp floor log log10 log1p log2 reciprocal relu
-                round rsqrt sigmoid sin sinh sqrt tan tanh isnan isinf neg"""
+                round rsqrt sigmoid sign sin sinh sqrt tan tanh isnan isinf neg"""
             )
         },
         **{name: getattr(F, name) for name in ("elu", "gelu", "hardtanh", "leaky_relu", "silu", "hardswish", "mish")},
@@ -199,6 +199,7 @@ FLOATING: Mapping[str, Case] = {
     "softmax": lambda x, y: x.softmax(-1),
     "softmax of 1": lambda x, y: x.softmax(1),
     "log_softmax": lambda x, y: x.log_softmax(-1),
+    "truth": lambda x, y: ((x * (y > 1).float()).to(torch.bool), (x * 1e-40).bool(), (x * 0.0).bool()),
     "argmax": lambda x, y: x.argmax(1),
     "argmax of all": lambda x, y: x.argmax(),
     "topk": lambda x, y: x.topk(2, -1),
@@ -282,6 +283,7 @@ MOVES: Mapping[str, Case] = {
     "index": lambda x, y: x[:, torch.tensor([[0, -1], [2, 2]])],
     "index of points": lambda x, y: x[:, torch.tensor([0, -1, 3]), torch.tensor([4, 1, -5])],
     "index of rows and columns": lambda x, y: x[None, :, torch.tensor([[0], [-1]]), torch.tensor([1, 2, 0])],
+    "gather": lambda x, y: x.gather(-2, torch.tensor([3, 0, 0]).view(1, 3, 1).expand(3, 3, 5)),
     "index_put": lambda x, y: put(x, torch.tensor([2, -4]), y[:, :2]),
     "copy": lambda x, y: torch.ops.aten.copy(x, y[0]),
     "slice_scatter": lambda x, y: x.slice_scatter(y[:, :2], 1, -4, 4, 2),
@@ -396,7 +398,7 @@ def test_integers_that_the_kernels_would_compute_as_float32_are_left(tmp_path: P
 SEEN_IN_BOOLEAN = {
     f"aten.{name}"
     for name in words(
-        """_to_copy.default any.default any.dim any.dims bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor
+        """any.default any.dim any.dims bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor
         bitwise_xor.Tensor logical_and.default logical_not.default logical_or.default logical_xor.default"""
     )
 }
@@ -670,7 +672,7 @@ def test_integers_between_integers_that_stay_outside_are_no_partition(tmp_path: 
     lowered = lower(Call(net), ids)
     (delegate,) = delegates(lowered)
     assert "aten.tanh.default" in operators_of(delegate)
-    assert "its partition would compute integers alone, which takes torch less time than a call of OpenVINO" in (
+    assert "its partition would compute positions alone, which takes torch less time than a call of OpenVINO" in (
         reasons(lowered).values()
     )
     torch.testing.assert_close(load(save_program(lowered, tmp_path / "program"))(ids), net(ids))
@@ -738,7 +740,9 @@ def test_indices_that_cannot_be_compared_before_a_call_are_left() -> None:
             x[:, whole.to(torch.int32) + 1],
             x[:3].index_put((mask,), new[0, 0]) * 2,
             x[:3].index_put((whole, whole), new[0, :2], accumulate=True) * 2,
-            x[:3][whole, whole] * 2,
+            x[whole, whole] * 2,
+            x[:3][whole.to(torch.int32) + 1, whole] * 2,
+            x[:3][:, None][whole, :, whole] * 2,
             x[torch.tensor([0, 4]), torch.tensor([1, 2])] * 2,
         )
 
@@ -747,7 +751,6 @@ def test_indices_that_cannot_be_compared_before_a_call_are_left() -> None:
     assert set(reasons(lowered).values()) >= {
         "it chooses among indices, and OpenVINO does not notice indices out of range",
         "OpenVINO would compute its indices, and does not notice indices out of range",
-        "it has several indices that are not constants, and OpenVINO does not notice indices out of range",
         "`aten.index.Tensor` has several indices, which cannot be passed to OpenVINO as a single index",
         "this form of `aten.index_put.default` has no counterpart",
     }

@@ -8,6 +8,7 @@ taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import getitem
 from typing import Any
@@ -19,11 +20,10 @@ from hatch_lower.backends.engine_partitioner import ZERO_FACTOR, why_not_dimensi
 from hatch_lower.backends.interpolation import why_not_interpolation
 from hatch_lower.backends.openvino import claims
 from hatch_lower.backends.openvino.recurrent import CELLS, why_not_recurrent
-from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, is_at_least, may_be_zero, producer_of
+from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, is_at_least, is_at_most, may_be_zero, producer_of
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.tensors import dtype_name
 
-EXACT = 2**24  # whole numbers up to here are float32's, too
 LARGEST_PRODUCT = 2**14  # largest product of two signed 8-bit integers
 ROUNDERS = frozenset(claims.overloads("ceil floor round"))
 BOUNDING = {"aten.clamp.default": ("min", "max"), "aten.hardtanh.default": ("min_val", "max_val")}
@@ -70,7 +70,7 @@ def chooser_of(node: Node) -> Node | None:
 def why_not_integer_product(node: Node) -> str:
     """Return why a product of 8-bit integers, which have a sign, is not taken."""
     count = named_arguments(node)["self"].meta["val"].shape[-1]
-    if isinstance(count, int) and count * LARGEST_PRODUCT <= EXACT:
+    if isinstance(count, int) and count * LARGEST_PRODUCT <= claims.EXACT:
         return ""
     if all(operator_name(user.target) == "aten._to_copy.default" and of_floats(user) for user in node.users):
         return ""
@@ -86,6 +86,12 @@ def makes_integers(node: Node) -> bool:
     """Return whether an operation makes 8-bit integers of numbers."""
     converts = operator_name(node.target) == "aten._to_copy.default"
     return converts and node.meta["val"].dtype in claims.QUANTIZED and of_floats(node.all_input_nodes[0])
+
+
+def makes_truths(node: Node) -> bool:
+    """Return whether an operation converts floats to bool."""
+    converts = operator_name(node.target) == "aten._to_copy.default"
+    return converts and node.meta["val"].dtype is torch.bool and of_floats(node.all_input_nodes[0])
 
 
 def makes_exact_integers(node: Node) -> bool:
@@ -154,6 +160,7 @@ VARIANCE = "aten.var.correction"
 # with an empty list of dimensions they reduce all dimensions, and in OpenVINO none
 REDUCING_ALL = frozenset(claims.overloads("mean.dim var.correction"))
 NORM = "aten.linalg_vector_norm.default"
+GATHER = "aten.gather.default"
 
 
 def why_not_openvino_call(name: str, node: Node, ranges: Ranges) -> str:
@@ -163,7 +170,7 @@ def why_not_openvino_call(name: str, node: Node, ranges: Ranges) -> str:
         or why_not_interpolation(node, ranges, doubles=False)
         or why_not_dimensions(name, node, given)
         or why_not_sizes(name, given, ranges)
-        or why_not_operands(name, node)
+        or why_not_operands(name, node, ranges)
     )
 
 
@@ -182,7 +189,7 @@ def why_not_values(name: str, given: Mapping[str, Any]) -> str:
         return "its start or step is a float, and OpenVINO takes the result's dtype from another argument"
     if given.get("out_dtype", torch.float32) not in (None, torch.float32):
         return f"its result is {dtype_name(given['out_dtype'])}"
-    if name == "aten.constant_pad_nd.default" and abs(given.get("value", 0)) > EXACT:
+    if name == "aten.constant_pad_nd.default" and abs(given.get("value", 0)) > claims.EXACT:
         return f"it pads with {given['value']}, which OpenVINO writes down as float32"
     return ""
 
@@ -209,17 +216,18 @@ def has_several_keys(count: int | torch.SymInt, ranges: Ranges) -> bool:
     return isinstance(count, int) or is_at_least(2, count, ranges)
 
 
-def why_not_operands(name: str, node: Node) -> str:
+def why_not_operands(name: str, node: Node, ranges: Ranges) -> str:
     if name in CELLS:
         return why_not_recurrent(node)
     if name in claims.TABLES:
-        return why_not_lookup(name, node)
+        return why_not_lookup(name, node, ranges)
     if name == claims.MULTIPLY_INTEGERS:
         return why_not_integer_product(node)
     if name == "aten._to_copy.default":
         (source,) = node.all_input_nodes
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
-        if before != after and after not in claims.FLOATING and not makes_exact_integers(node):
+        is_exact = after in claims.FLOATING or makes_truths(node) or makes_exact_integers(node)
+        if before != after and not is_exact:
             return f"OpenVINO converts {dtype_name(before)} to {dtype_name(after)} differently"
     return ""
 
@@ -268,17 +276,27 @@ def widened(numbers: Sequence[int], rank: int) -> Sequence[int]:
     return list(numbers) * rank if len(numbers) == 1 else numbers
 
 
-def why_not_lookup(name: str, node: Node) -> str:
-    used = claims.lookup(node)
-    found = claims.points_of(node) if used is None else [used]
+def why_not_lookup(name: str, node: Node, ranges: Ranges) -> str:
+    found = claims.known_lookups(node)
     if not found:
         return f"`{name}` has several indices, which cannot be passed to OpenVINO as a single index"
+    if len(found) > 1 and not is_at_most(claims.COUNTED, math.prod(each.size for each in found), ranges):
+        return f"`{name}` has several indices for more places than OpenVINO numbers"
+    if name == GATHER and not keeps_sizes(named_arguments(node)):
+        return f"the index of `{name}` is smaller than its table in another dimension"
     if name == "aten.index_select.default" and not found[0].indices.meta["val"].dim():
         return "its index is a scalar, and OpenVINO's result lacks a dimension"
     dtypes = {each.indices.name: each.indices.meta["val"].dtype for each in found}
     return next(
         (f"`{index}` is {dtype_name(dtype)}" for index, dtype in dtypes.items() if dtype not in claims.INDICES), ""
     )
+
+
+def keeps_sizes(given: Mapping[str, Any]) -> bool:
+    """Return whether the table and the index of a `gather` have the same sizes, but for the dimension of places."""
+    table, index = (list(map(str, given[name].meta["val"].shape)) for name in ("self", "index"))
+    dim = given["dim"] % len(table)
+    return table[:dim] == index[:dim] and table[dim + 1 :] == index[dim + 1 :]
 
 
 def why_not_windows(given: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ and int64 as int32, so float64 is left to other backends, and int64 is taken for
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -65,6 +64,15 @@ DEQUANTIZE_CHOSEN = "quantized_decomposed.dequantize_per_tensor.tensor"
 CHOSEN = frozenset({CHOOSE, QUANTIZE_CHOSEN, DEQUANTIZE_CHOSEN})
 MULTIPLY_INTEGERS = "aten._int_mm.default"
 
+COMPARING_CALLS = frozenset(
+    overloads(
+        """
+        eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt.Tensor le.Scalar le.Tensor lt.Scalar lt.Tensor ne.Scalar
+        ne.Tensor
+        """
+    )
+)
+
 # by name of overload; a test compares each overload with eager, for each of its dtypes
 CLAIMS: Mapping[str, Claim] = {
     **claim_overloads(
@@ -74,8 +82,8 @@ CLAIMS: Mapping[str, Claim] = {
         div.Tensor elu erf exp floor gelu hardswish hardtanh layer_norm leaky_relu linalg_vector_norm linear
         log log10 log1p log2 log_softmax.int max_pool2d maximum mean mean.dim minimum mm pow.Scalar pow.Tensor_Scalar
         pow.Tensor_Tensor prod prod.dim_int reciprocal relu round rsqrt scaled_dot_product_attention sigmoid
-        silu sin sinh softmax.int sqrt sum.dim_IntList tan tanh unfold upsample_bilinear2d.vec upsample_nearest1d.vec
-        upsample_nearest2d.vec upsample_nearest3d.vec var.correction
+        sign silu sin sinh softmax.int sqrt sum.dim_IntList tan tanh unfold upsample_bilinear2d.vec
+        upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec var.correction
         """,
         Claim(FLOATING),
     ),
@@ -88,13 +96,7 @@ CLAIMS: Mapping[str, Claim] = {
         """,
         Claim(FLOATING, indices=("result",), first_only=True),
     ),
-    **claim_overloads(
-        """
-        eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt.Tensor le.Scalar le.Tensor lt.Scalar lt.Tensor ne.Scalar
-        ne.Tensor
-        """,
-        Claim(FLOATING),  # the kernels compare integers as float32
-    ),
+    **dict.fromkeys(COMPARING_CALLS, Claim(FLOATING)),  # the kernels compare integers as float32
     **claim_overloads("isinf isnan", Claim(FLOATING)),
     **claim_overloads(
         """
@@ -106,6 +108,7 @@ CLAIMS: Mapping[str, Claim] = {
     **claim_overloads("_to_copy", Claim(STORED)),
     **claim_overloads("where.self", Claim(STORED - BOOLEAN)),
     **claim_overloads("embedding", Claim(STORED, indices=("indices",))),
+    **claim_overloads("gather", Claim(STORED, indices=("index",))),
     **claim_overloads("index_select", Claim(STORED, indices=("index",), moves=True)),
     **claim_overloads("index.Tensor index_put", Claim(STORED, indices=("indices",), moves=True)),
     **claim_overloads("copy slice_scatter", Claim(STORED, moves=True)),
@@ -134,7 +137,7 @@ KEPT_WHOLE = frozenset(overloads("alias clone expand flip permute repeat squeeze
 # the argument whose places an operator's indices name; OpenVINO does not notice indices out of range
 TABLES: Mapping[str, str] = {
     "aten.embedding.default": "weight",
-    **dict.fromkeys(overloads("index.Tensor index_put index_select"), "self"),
+    **dict.fromkeys(overloads("gather index.Tensor index_put index_select"), "self"),
 }
 
 # They may give a number where eager gives NaN, or the reverse, or order NaN elsewhere. Few networks do without them.
@@ -184,6 +187,7 @@ KEPT_OPERATORS: tuple[OpOverload, ...] = (
 
 
 COUNTED = 2**31 - 1  # places that OpenVINO can number: it computes int64 as int32
+EXACT = 2**24  # whole numbers up to here are float32's, too
 
 
 class Lookup(NamedTuple):
@@ -204,8 +208,13 @@ def points_of(node: Node) -> list[Lookup]:
     found = lookups(node) if operator_name(node.target) == "aten.index.Tensor" else []
     if len(found) < 2 or any(used.dim != found[0].dim + place for place, used in enumerate(found)):
         return []
-    sizes = [used.size for used in found if isinstance(used.size, int)]
-    return found if len(sizes) == len(found) and math.prod(sizes) <= COUNTED else []
+    return found
+
+
+def known_lookups(node: Node) -> list[Lookup]:
+    """Return the single index of an operation, or its points; an empty list for other indices."""
+    used = lookup(node)
+    return points_of(node) if used is None else [used]
 
 
 def lookups(node: Node) -> list[Lookup]:

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from operator import getitem
 from typing import ClassVar
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
-from hatch_lower.backends.openvino.claims import DEQUANTIZE_CHANNELS, KEPT_OPERATORS, NAN_LOSING
+from hatch_lower.backends.openvino.claims import DEQUANTIZE_CHANNELS, KEPT_OPERATORS, NAN_LOSING, QUANTIZED
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import REQUIREMENT, import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, OpenvinoOptions, parse_options
@@ -31,7 +32,7 @@ from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.runtime.torch_private.recurrent import RECURRENT
 
-VERSION = "12"
+VERSION = "13"
 ALIGNMENT = 64  # of literals, in bytes
 
 
@@ -97,6 +98,18 @@ def has_floats(node: Node) -> bool:
     return any(tensor.dtype.is_floating_point for tensor in values)
 
 
+def reached_by_data(graph: Graph) -> set[Node]:
+    """Return the operations that depend on floats or 8-bit integers of the inputs or weights, beyond single numbers."""
+    reached: set[Node] = set()
+    for node in graph.nodes:
+        given = [] if node.op != "placeholder" else [value for value in result_tensors(node) if value.dim()]
+        is_data = any(value.dtype.is_floating_point or value.dtype in QUANTIZED for value in given)
+        is_size = isinstance(node.meta.get("val"), torch.SymInt)
+        if is_data or not (is_size or reached.isdisjoint(node.all_input_nodes)):
+            reached.add(node)
+    return reached
+
+
 class OpenvinoPartitioner(EnginePartitioner[Reasons]):
     """Takes as many nodes as OpenVINO computes as eager does, in as few convex groups as possible."""
 
@@ -120,13 +133,16 @@ class OpenvinoPartitioner(EnginePartitioner[Reasons]):
 
     def idle_refusal(self, node: Node) -> str:
         if self.computes(node):
-            return "its partition would compute integers alone, which takes torch less time than a call of OpenVINO"
+            return "its partition would compute positions alone, which takes torch less time than a call of OpenVINO"
         return "it only moves values, and its neighbours are not taken"
 
     def groups(self, graph: Graph, why_not: Reasons) -> list[list[Node]]:
         found = [list(nodes) for nodes in super().groups(graph, why_not)]
-        # integers alone: positions of tokens, for example, between operations that compute with int64
-        return [nodes for nodes in found if any(map(has_floats, nodes))] or found
+        # Positions alone: of tokens, for example, or their distances as buckets of T5, whose logarithms torch rounds
+        # down to int64. An engine's own logarithm may round to another bucket.
+        reached = reached_by_data(graph)
+        with_data = [nodes for nodes in found if not reached.isdisjoint(nodes)]
+        return with_data or [nodes for nodes in found if any(map(has_floats, nodes))] or found
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         # names: a node may belong to a copy in which other operations are decomposed

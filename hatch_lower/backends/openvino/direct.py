@@ -12,6 +12,7 @@ from torch.fx import Node
 from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.interpolation import NEAREST
 from hatch_lower.backends.openvino import claims
+from hatch_lower.backends.openvino.calls import makes_truths
 from hatch_lower.backends.openvino.interpolations import write_bilinear, write_nearest
 from hatch_lower.exir.graph.operators import operator_name
 
@@ -83,16 +84,41 @@ def write_slices(node: Node, opset: Opset, table: Value, index: Value, values: V
 def write_points(node: Node, opset: Opset, table: Value, *indices: Value) -> Value:
     """Write the values at points of neighbouring dimensions, which several indices name."""
     found = claims.points_of(node)
-    dim, sizes = found[0].dim, [int(each.size) for each in found]
-    place = opset.constant(0, dtype="int64")
-    for index, size in zip(indices, sizes, strict=True):
-        length = opset.constant(size, dtype="int64")
+    dim, zero = found[0].dim, opset.constant(0, dtype="int64")
+    place = None
+    for index, used in zip(indices, found, strict=True):
+        if isinstance(used.size, int):
+            length = opset.constant(used.size, dtype="int64")
+        else:
+            length = opset.gather(opset.shape_of(table), opset.constant(used.dim, dtype="int64"), zero)
+        step = opset.convert(index, "i64")
         # a negative index counts from the end
-        step = opset.floor_mod(opset.convert(index, "i64"), length)
-        place = opset.add(opset.multiply(place, length), step)
-    before, after = sizes_around(opset, table, dim, dim + len(sizes))
-    joined = opset.concat([before, opset.constant([math.prod(sizes)], dtype="int64"), after], 0)
-    return opset.gather(opset.reshape(table, joined, False), place, opset.constant(dim, dtype="int64"))
+        step = opset.select(opset.less(step, zero), opset.add(step, length), step)
+        place = step if place is None else opset.add(opset.multiply(place, length), step)
+    joined = opset.reshape(table, joined_sizes(opset, table, dim, dim + len(found)), True)
+    return opset.gather(joined, place, opset.constant(dim, dtype="int64"))
+
+
+def joined_sizes(opset: Opset, table: Value, first: int, end: int) -> Value:
+    """Return the sizes of a table with a span of dimensions joined."""
+    # a reshape copies the size of a dimension where it finds 0
+    before = opset.constant([*[0] * first, -1], dtype="int64")
+    return opset.concat([before, sizes_around(opset, table, first, end)[1]], 0)
+
+
+def write_gathered(node: Node, opset: Opset, table: Value, index: Value) -> Value:
+    dim = complete_arguments(node)["dim"] % len(table.get_partial_shape())
+    return opset.gather_elements(table, index, dim)
+
+
+def write_sign(node: Node, opset: Opset, value: Value) -> Value:
+    # OpenVINO's sign of NaN is NaN, and eager's is 0
+    return opset.select(opset.is_nan(value), number(opset, 0), opset.sign(value))
+
+
+def write_truth(node: Node, opset: Opset, value: Value) -> Value:
+    # the frontend's conversion gives false for numbers that are nearly 0
+    return opset.not_equal(value, number(opset, 0))
 
 
 def sizes_around(opset: Opset, table: Value, first: int, end: int) -> Sequence[Value]:
@@ -248,10 +274,12 @@ def number(opset: Opset, value: float) -> Value:
 # Operators that OpenVINO's frontend translates with other results than eager's. A writer gets the operation of the
 # partition, OpenVINO's operators, and the translations of the operation's tensors.
 WRITTEN: Mapping[str, Callable[..., Value]] = {
+    "aten.gather.default": write_gathered,
     "aten.index.Tensor": write_points,  # a single index becomes another operator
     "aten.index_put.default": write_slices,
     "aten.linalg_vector_norm.default": write_vector_norm,
     "aten.log1p.default": write_log1p,
+    "aten.sign.default": write_sign,
     "aten.unfold.default": write_windows,
     "aten.upsample_bilinear2d.vec": write_bilinear,
     **dict.fromkeys(map(str, NEAREST), write_nearest),
@@ -263,3 +291,8 @@ WRITTEN: Mapping[str, Callable[..., Value]] = {
     claims.QUANTIZE: write_quantize,
     claims.QUANTIZE_CHOSEN: write_quantize_chosen,
 }
+
+
+def writer_of(node: Node) -> Callable[..., Value] | None:
+    """Return the function that writes an operation; `None` for the frontend's own translation."""
+    return write_truth if makes_truths(node) else WRITTEN.get(operator_name(node.target))

@@ -17,7 +17,7 @@ from torch.fx import Node
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.openvino import claims
-from hatch_lower.backends.openvino.direct import WRITTEN, Direct, is_call, write_copy, write_part
+from hatch_lower.backends.openvino.direct import Direct, is_call, write_copy, write_part, writer_of
 from hatch_lower.backends.openvino.recurrent import (
     CELLS,
     states_of,
@@ -102,13 +102,13 @@ class OpenvinoCopy(PartitionCopy):
         used = claims.lookup(node)
         if operator_name(target) in CELLS:
             return self._write_recurrent(node, index)
-        if used is not None:
-            self._note_indices(used, operator_name(target) in COUNTING_BACK)
+        for each in claims.known_lookups(node):
+            self._note_indices(each, operator_name(target) in COUNTING_BACK)
         if target is aten.index.Tensor and used is not None:
             target, args = aten.index_select.default, (args[0], used.dim, self.values[used.indices])
-        elif operator_name(target) in WRITTEN:
+        elif (writer := writer_of(node)) is not None:
             tensors = claims.nodes_in(list(complete_arguments(node).values()))
-            target, kwargs = Direct(f"n{index}", partial(WRITTEN[operator_name(target)], node)), {}
+            target, kwargs = Direct(f"n{index}", partial(writer, node)), {}
             args = tuple(self.values[tensor] for tensor in tensors)
         elif target is getitem and operator_name(producer_of(node).target) == claims.CHOOSE:
             target, args = Direct(f"n{index}", partial(write_part, args[1])), args[:1]

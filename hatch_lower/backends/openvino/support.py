@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from operator import getitem
 
 import torch
@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensor
 from hatch_lower.backends.openvino import claims
+from hatch_lower.backends.openvino.bounds import BoundsOfGraph
 from hatch_lower.backends.openvino.calls import makes_integers, why_not_chosen, why_not_openvino_call
 from hatch_lower.backends.openvino.options import OpenvinoOptions
 from hatch_lower.exir.graph.nodes import Ranges, producer_of, result_tensors
@@ -32,6 +33,11 @@ class OpenvinoSupport:
         self._constants = constants
         self._known: dict[Node, str] = {}
         self._conflicts = conflicting_products(graph)
+        self._bounds = BoundsOfGraph(graph, ranges)
+        self._places: set[Node] = set()  # small numbers that OpenVINO counts: results of `argmax`, for instance
+        for node in graph.nodes:
+            if self._counts_places(node) or self._moves_places(node):
+                self._places.add(node)
         self._indices: set[Node] = set()
         for node in reversed(list(graph.nodes)):
             if node.users and all(self._takes_index(user, node) for user in node.users):
@@ -49,7 +55,39 @@ class OpenvinoSupport:
         return self._known[producer]
 
     def _why_not_operation(self, node: Node) -> str:
-        return why_not_operation(node, self._options, self._ranges, self._indices)
+        return why_not_operation(node, self._options, self._ranges, self._passes_integers)
+
+    def _passes_integers(self, node: Node) -> bool:
+        """Return whether int64 may pass through a call, although OpenVINO computes it as int32."""
+        return node in self._indices or node in self._places or self._compares_places(node)
+
+    def _counts_places(self, node: Node) -> bool:
+        maker = producer_of(node)
+        claim = claims.CLAIMS.get(operator_name(maker.target)) if maker.op == "call_function" else None
+        return claim is not None and "result" in claim.indices and self._is_exact(node)
+
+    def _moves_places(self, node: Node) -> bool:
+        sources = claims.tensor_inputs(node)
+        moves = node.op == "call_function" and is_move(node) and self._is_exact(node)
+        return moves and any(source in self._places for source in sources) and all(map(self._is_exact, sources))
+
+    def _compares_places(self, node: Node) -> bool:
+        sources = claims.tensor_inputs(node)
+        return (
+            operator_name(node.target) in claims.COMPARING_CALLS
+            and any(source in self._places for source in sources)
+            and all(map(self._is_exact, sources))
+            and len({source.meta["val"].dtype for source in sources}) == 1
+            and all(type(value) is int and abs(value) <= claims.EXACT for value in node.args if value not in sources)
+        )
+
+    def _is_exact(self, node: Node) -> bool:
+        value = node.meta.get("val")
+        return (
+            isinstance(value, torch.Tensor)
+            and value.dtype in claims.INDICES
+            and self._bounds.within(node, claims.EXACT)
+        )
 
     def _why_not_constants(self, node: Node) -> str:
         given = named_arguments(node)
@@ -63,43 +101,32 @@ class OpenvinoSupport:
 
     def _why_not_indices(self, node: Node) -> str:
         # a call's own indices are compared before the call runs
-        used, points = claims.lookup(node), claims.points_of(node)
-        if points and not self._fit(points):
-            return "it has several indices that are not constants, and OpenVINO does not notice indices out of range"
         if self._hides_indices(node):
             return "it chooses among indices, and OpenVINO does not notice indices out of range"
-        if used is None or self._fits(used.indices, used.size):
-            return ""
-        source = claims.index_source(used.indices)
-        if source.op == "placeholder" or self.why_not(source):
-            return ""
-        return "OpenVINO would compute its indices, and does not notice indices out of range"
+        for used in claims.known_lookups(node):
+            source = claims.index_source(used.indices)
+            computed = source.op != "placeholder" and not self.why_not(source)
+            if computed and not self._fits(used.indices, used.size):
+                return "OpenVINO would compute its indices, and does not notice indices out of range"
+        return ""
 
     def _hides_indices(self, node: Node) -> bool:
         """Return whether a call's indices could not be compared with their range."""
-        name, used = operator_name(node.target), claims.lookup(node)
-        if used is None and name in claims.TABLES:
-            return not self._fit(claims.points_of(node))
-        if used is not None and not self._fits(used.indices, used.size) and not isinstance(used.size, int):
+        name, found = operator_name(node.target), claims.known_lookups(node)
+        if name in claims.TABLES and not found:
+            return True
+        if any(not isinstance(used.size, int) and not self._fits(used.indices, used.size) for used in found):
             return True
         chosen = name in claims.CHOICES and any(tensor.dtype in claims.INDICES for tensor in result_tensors(node))
         return chosen and node in self._indices and not self._fits(node, 0)
 
-    def _fit(self, points: Sequence[claims.Lookup]) -> bool:
-        return bool(points) and all(self._fits(used.indices, used.size) for used in points)
-
     def _fits(self, index: Node, size: int | torch.SymInt) -> bool:
-        # in range in all calls: constants, or numbers in a row
+        # in range in all calls: constants, or numbers with bounds
         if index.op == "placeholder":
             return index in self._constants and isinstance(size, int)
-        name = operator_name(index.target)
-        if name == "aten.arange.start_step":
-            start, end, step = (named_arguments(index).get(key, 1) for key in ("start", "end", "step"))
-            limit = greatest_size(end.meta["val"] if isinstance(end, Node) else end)
-            ascends = all(isinstance(number, int) and number >= 0 for number in (start, step))
-            return ascends and isinstance(size, int) and limit <= size
-        return name in claims.KEPT_WHOLE | claims.CHOICES and all(
-            self._fits(source, size) for source in claims.tensor_inputs(index)
+        moves = operator_name(index.target) in claims.KEPT_WHOLE | claims.CHOICES
+        return self._bounds.fits(index, size) or (
+            moves and all(self._fits(source, size) for source in claims.tensor_inputs(index))
         )
 
     def _takes_index(self, user: Node, node: Node) -> bool:
@@ -115,8 +142,10 @@ class OpenvinoSupport:
         )
 
 
-def why_not_operation(node: Node, options: OpenvinoOptions, ranges: Ranges, indices: Collection[Node] = ()) -> str:
-    """Return why an operation, no `getitem`, is not taken; the results of `indices` are used as indices only."""
+def why_not_operation(
+    node: Node, options: OpenvinoOptions, ranges: Ranges, passes_integers: Callable[[Node], bool] = lambda node: False
+) -> str:
+    """Return why an operation, no `getitem`, is not taken; `passes_integers`: int64 may pass through a call."""
     if reason := why_not_target(node, options.exclude):
         return reason
     name = operator_name(node.target)
@@ -127,7 +156,7 @@ def why_not_operation(node: Node, options: OpenvinoOptions, ranges: Ranges, indi
         return f"`{name}` is not among the operators that OpenVINO computes as eager does"
     if not options.finite and (name in claims.NAN_LOSING or makes_integers(node)):
         return f"`{name}` may give a number for NaN or NaN for a number, and `finite-only` is false"
-    passed = claim.moves and node in indices
+    passed = (claim.moves or name in claims.COMPARING_CALLS) and passes_integers(node)
     reason = why_not_results(node, claim, passed) or why_not_inputs(node, claim, passed)
     return reason or why_not_openvino_call(name, node, ranges)
 
@@ -231,12 +260,6 @@ def turns(node: Node) -> bool:
 def why_not_value(value: torch.Tensor, name: str) -> str:
     empty = any(size == 0 for size in value.shape if isinstance(size, int))
     return why_not_tensor(value, name) or (f"{name} has no elements" if empty else "")
-
-
-def greatest_size(value: int | torch.SymInt) -> float:
-    if isinstance(value, int):
-        return value
-    return float(value.node.shape_env.bound_sympy(value.node.expr).upper)
 
 
 def is_move(node: Node) -> bool:

@@ -57,6 +57,15 @@ def is_at_least(least: int, size: int | torch.SymInt, ranges: Ranges) -> bool:
     return bool(bound_sympy(expression, dict(ranges)).lower >= least)
 
 
+def is_at_most(greatest: int, size: int | torch.SymInt, ranges: Ranges) -> bool:
+    if isinstance(size, int):
+        return size <= greatest
+    expression = size.node.expr
+    if not expression.free_symbols <= ranges.keys():
+        return False
+    return bool(bound_sympy(expression, dict(ranges)).upper <= greatest)
+
+
 def is_view(node: Node) -> bool:
     target = torch_operator(node.target)
     if isinstance(target, OpOverload):
