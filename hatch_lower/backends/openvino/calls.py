@@ -72,26 +72,15 @@ def why_not_integer_product(node: Node) -> str:
     count = named_arguments(node)["self"].meta["val"].shape[-1]
     if isinstance(count, int) and count * LARGEST_PRODUCT <= claims.EXACT:
         return ""
-    if all(operator_name(user.target) == "aten._to_copy.default" and of_floats(user) for user in node.users):
+    if all(operator_name(user.target) == "aten._to_copy.default" and claims.of_floats(user) for user in node.users):
         return ""
     return f"float32 does not hold the sums of {count} products, and they are used as integers"
-
-
-def of_floats(node: Node) -> bool:
-    value: torch.Tensor = node.meta["val"]
-    return value.dtype in claims.FLOATING
 
 
 def makes_integers(node: Node) -> bool:
     """Return whether an operation makes 8-bit integers of numbers."""
     converts = operator_name(node.target) == "aten._to_copy.default"
-    return converts and node.meta["val"].dtype in claims.QUANTIZED and of_floats(node.all_input_nodes[0])
-
-
-def makes_truths(node: Node) -> bool:
-    """Return whether an operation converts floats to bool."""
-    converts = operator_name(node.target) == "aten._to_copy.default"
-    return converts and node.meta["val"].dtype is torch.bool and of_floats(node.all_input_nodes[0])
+    return converts and node.meta["val"].dtype in claims.QUANTIZED and claims.of_floats(node.all_input_nodes[0])
 
 
 def makes_exact_integers(node: Node) -> bool:
@@ -226,7 +215,7 @@ def why_not_operands(name: str, node: Node, ranges: Ranges) -> str:
     if name == "aten._to_copy.default":
         (source,) = node.all_input_nodes
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
-        is_exact = after in claims.FLOATING or makes_truths(node) or makes_exact_integers(node)
+        is_exact = after in claims.FLOATING or claims.makes_truths(node) or makes_exact_integers(node)
         if before != after and not is_exact:
             return f"OpenVINO converts {dtype_name(before)} to {dtype_name(after)} differently"
     return ""

@@ -242,3 +242,14 @@ def nodes_in(value: Any) -> list[Node]:
 
 def tensor_inputs(node: Node) -> list[Node]:
     return [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
+
+
+def of_floats(node: Node) -> bool:
+    value: torch.Tensor = node.meta["val"]
+    return value.dtype in FLOATING
+
+
+def makes_truths(node: Node) -> bool:
+    """Return whether an operation converts floats to bool."""
+    converts = operator_name(node.target) == "aten._to_copy.default"
+    return converts and node.meta["val"].dtype is torch.bool and of_floats(node.all_input_nodes[0])

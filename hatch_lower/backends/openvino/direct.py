@@ -12,7 +12,6 @@ from torch.fx import Node
 from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.interpolation import NEAREST
 from hatch_lower.backends.openvino import claims
-from hatch_lower.backends.openvino.calls import makes_truths
 from hatch_lower.backends.openvino.interpolations import write_bilinear, write_nearest
 from hatch_lower.exir.graph.operators import operator_name
 
@@ -295,4 +294,4 @@ WRITTEN: Mapping[str, Callable[..., Value]] = {
 
 def writer_of(node: Node) -> Callable[..., Value] | None:
     """Return the function that writes an operation; `None` for the frontend's own translation."""
-    return write_truth if makes_truths(node) else WRITTEN.get(operator_name(node.target))
+    return write_truth if claims.makes_truths(node) else WRITTEN.get(operator_name(node.target))
