@@ -6,6 +6,7 @@ then holds for sizes other than 1 only, although the operations compute the same
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch._prims_common import is_contiguous_or_false
 from torch.fx.experimental import _config
 
-from hatch_lower.runtime.torch_private.recurrent import PATCHING
+LOCK = threading.RLock()  # the replaced functions are those of the process
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def for_any_size() -> Iterator[None]:
     """
     settings: Any = _config
     asking = ((torch.nn.functional, "linear"), (torch, "reshape"), (torch.Tensor, "reshape"))
-    with PATCHING, settings.patch(backed_size_oblivious=True), ExitStack() as stack:
+    with LOCK, settings.patch(backed_size_oblivious=True), ExitStack() as stack:
         copying = contiguous_for_all_sizes(torch.Tensor.contiguous)
         stack.enter_context(attribute_replaced(torch.Tensor, "contiguous", copying))
         for owner, name in asking:
