@@ -55,6 +55,7 @@ GPU_BACKEND = "cuda"
 )
 @click.option("--timm", help="A folder of the project with a checkpoint of timm, or `org/name@COMMIT`.")
 @click.option("--task", help="The checkpoint's task, such as `text-classification`. Default: by its configuration.")
+@click.option("--trust-remote-code", "trusts_code", is_flag=True, help="Let builds run code of the checkpoint.")
 @click.option("--backend", "backends", multiple=True, help="A backend. Repeatable. Default: by the needs.")
 @click.option(
     "--need",
@@ -71,6 +72,7 @@ def init(
     checkpoint: str | None,
     timm: str | None,
     task: str | None,
+    trusts_code: bool,
     backends: Sequence[str],
     needs: Sequence[str],
 ) -> None:
@@ -85,6 +87,8 @@ def init(
         raise click.UsageError(f"{' and '.join(named)} both name the model: give only one of them.")
     if task and not checkpoint:
         raise click.UsageError("`--task` is the task of a checkpoint: give `--transformers`, too.")
+    if trusts_code and not checkpoint:
+        raise click.UsageError("`--trust-remote-code` is for the code of a checkpoint: give `--transformers`, too.")
     path = Path(os.path.realpath(root / "pyproject.toml"))
     table = read_pyproject(path)
     refuse_present(table, path)
@@ -102,7 +106,7 @@ def init(
     package = (module_package(path.parent, export.partition(":")[0]) if export else None) or find_package(
         path.parent, project
     )
-    folder = checked_folder(path.parent, checkpoint, task) if checkpoint else None
+    folder = checked_folder(path.parent, checkpoint, task, trusts_code=trusts_code) if checkpoint else None
     folder = checked_timm(path.parent, timm) if timm else folder
     try:
         if folder:
@@ -226,6 +230,8 @@ def edit(document: TOMLDocument, declared: Declared) -> None:
         own[checkpoint.library] = checkpoint.folder
         if checkpoint.task:
             own["task"] = checkpoint.task
+        if checkpoint.trusts_code:
+            own["trust-remote-code"] = True
     edit_cache_keys(document, declared)
 
 

@@ -15,18 +15,18 @@ from hatch_lower.errors import ConfigError
 from hatch_lower.huggingface.checkpoint import part_folders, read_checkpoint_config, refuse_unknown_task
 
 
-def checked_folder(root: Path, given: str, task: str | None) -> CheckpointFolder:
+def checked_folder(root: Path, given: str, task: str | None, *, trusts_code: bool = False) -> CheckpointFolder:
     """Return a checkpoint, in the project by its relative path; raise `LowerError` if a build would refuse it."""
     refuse_unknown_task(task or "", "`--task`")
-    named = CheckpointFolder(given.rstrip("/"), task or "")
+    named = CheckpointFolder(given.rstrip("/"), task or "", trusts_code=trusts_code)
     refuse_without_commit(named, root, "`--transformers`")
     if named.hub is not None:
         return downloaded_checkpoint(named, HubTarget(named, *named.hub, "`--transformers`"))
     place = folder_in_project(root, given, "`--transformers`")
     parts = [] if task else part_folders(place)
-    read_checkpoint_config(parts[0] if parts else place, "`--transformers`")
+    read_checkpoint_config(parts[0] if parts else place, "`--transformers`", trusts_code=trusts_code)
     library = SENTENCES if parts else TRANSFORMERS
-    return CheckpointFolder(place.relative_to(root).as_posix(), task or "", library)
+    return CheckpointFolder(place.relative_to(root).as_posix(), task or "", library, trusts_code)
 
 
 def downloaded_checkpoint(named: CheckpointFolder, target: HubTarget) -> CheckpointFolder:

@@ -310,6 +310,26 @@ def checkpoint(root: Path, **config: object) -> Path:
     return folder
 
 
+def test_a_checkpoint_with_code_is_declared_for_whoever_trusts_the_code(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", HATCHLING)
+    folder = checkpoint(root, architectures=["OwnNet"], auto_map={"AutoModel": "modeling_own.OwnNet"})
+    (folder / "modeling_own.py").touch()
+    before = (root / "pyproject.toml").read_text()
+    done = init(root, "--transformers", "models/reviews", "--backend", "onnxruntime")
+    assert (done.exit_code, "trust-remote-code" in done.output) == (1, True)
+    assert (root / "pyproject.toml").read_text() == before
+    done = init(root, "--transformers", "models/reviews", "--trust-remote-code", "--backend", "onnxruntime")
+    assert done.exit_code == 0, done.output
+    lower = written(root).unwrap()["tool"]["hatch"]["build"]["hooks"]["lower"]
+    assert lower["models"] == {"My-Net": {"transformers": "models/reviews", "trust-remote-code": True}}
+
+
+def test_trust_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", HATCHLING)
+    done = init(root, "--trust-remote-code")
+    assert (done.exit_code, "`--trust-remote-code` is for the code of a checkpoint" in done.output) == (2, True)
+
+
 def test_a_checkpoint_needs_no_entry_point(tmp_path: Path) -> None:
     root = project(tmp_path / "p", HATCHLING)
     checkpoint(root, architectures=["BertForMaskedLM"])
