@@ -233,6 +233,16 @@ def fits_columns(function: Callable[[Tensor], Tensor]) -> bool:
     return bounds.fits(place, columns)
 
 
+def test_numbers_that_wrap_around_have_no_bounds() -> None:
+    def net(x: Tensor) -> tuple[Tensor, Tensor]:
+        small = x.argmax(1).to(torch.int8)
+        return torch.ops.aten.copy(small, x.argmax() + 200), torch.ops.aten.copy(small, x.argmax(0)[:1])
+
+    bounds, (wrapped, kept) = bounds_of(net, torch.randn(3, 5))
+    assert not bounds.fits(wrapped, 1000)
+    assert bounds.fits(kept, 1000)
+
+
 @pytest.mark.parametrize(
     ("function", "fits"),
     [

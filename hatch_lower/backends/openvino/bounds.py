@@ -44,6 +44,8 @@ class BoundsOfGraph:
             found = Bounds(sympy.S.Zero, sympy.S.One) if value.dtype is torch.bool else None
             if value.dtype in INTEGER_DTYPES:
                 found = self._bounds_of(node, value.dtype)
+                if value.dtype is not torch.int64:  # of int64, only results of arithmetic may be beyond
+                    found = self._within_dtype(found, value.dtype)
             if found is not None:
                 self._known[node] = found
 
