@@ -116,7 +116,7 @@ def write_sign(node: Node, opset: Opset, value: Value) -> Value:
 
 
 def write_truth(node: Node, opset: Opset, value: Value) -> Value:
-    # the frontend's conversion gives false for numbers that are nearly 0
+    # OpenVINO's own conversion gives false for NaN
     return opset.not_equal(value, number(opset, 0))
 
 
