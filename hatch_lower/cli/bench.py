@@ -73,7 +73,7 @@ def bench(
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
-    """Measure lowered models, alone or beside another version.
+    """Measure models, alone or beside another version.
 
     A is a wheel, an installed model or distribution, a folder with lowered models, a folder with wheels such as
     `dist/` (the newest wheel counts), or a project's folder, which is built. Limits are in the table `bench`

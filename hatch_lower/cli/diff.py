@@ -26,7 +26,7 @@ INDENT = "  "
 @json_option
 @click.pass_context
 def diff(context: click.Context, first: str, second: str, as_json: bool) -> None:
-    """Show the differences of two lowered wheels or packages.
+    """Show the differences of two wheels or packages.
 
     A and B are each an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
     Ends with status 0 if the models are equal, 1 if they differ, 2 if a side cannot be read.

@@ -20,8 +20,9 @@ from hatch_lower.format.results import SBOM_FILE
 @click.argument("wheel", type=FILE)
 @click.option("--to", required=True, type=click.Path(path_type=Path), help="A new folder.")
 def hub_command(wheel: Path, to: Path) -> None:
-    """Write a folder for the Hugging Face hub: the wheel, its SBOM, and a model card made of the SBOM.
+    """Write a wheel as a folder for the Hugging Face hub.
 
+    The folder has the wheel, its SBOM, and a model card made of the SBOM.
     `hf upload ORG/NAME FOLDER` sends the folder.
     """
     files = write_hub_folder(wheel, to)

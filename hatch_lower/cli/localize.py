@@ -67,7 +67,7 @@ def localize(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Find the first wrong operation of a method, and its line.
+    """Find the first wrong operation, and its line.
 
     The model is exported and lowered again as in a build. Then at most twelve parts are lowered and compared with torch
     on the same values. Ends with status 1 if an operation is wrong.

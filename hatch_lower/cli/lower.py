@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--shard", metavar="I/N", help="Of what is selected, the shard I of N.")
 @root_option
 def lower(only: Sequence[str], shard: str | None, root: Path) -> None:
-    """Make units of the next build, and keep them in the cache.
+    """Make units of the next build, for the cache.
 
     Each model is exported here, lowered for the recipes that are asked for, and verified. Cached units are not
     made again. No wheel is built: `hatch build` joins the units in the cache. The machines of the shards 1/N to N/N

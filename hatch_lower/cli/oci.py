@@ -31,10 +31,11 @@ PLACE = click.Path(path_type=Path)
 @click.option("--from", "origins", multiple=True, metavar="URL|PATH", help="Where such weights are, as for `fetch`.")
 @json_option
 def oci(wheel: Path, to: Path, tag: str | None, with_weights: bool, origins: tuple[str, ...], as_json: bool) -> None:
-    """Write a wheel with lowered models as an OCI artifact, for a registry of container images.
+    """Write a wheel as an OCI artifact for registries.
 
-    The artifact follows the ModelPack specification. Weights are layers of their own: a registry stores equal weights
-    once. `skopeo copy oci:LAYOUT:TAG docker://…` and `oras cp --from-oci-layout` send the artifact.
+    The artifact is for registries of container images, and follows the ModelPack specification. Weights are layers of
+    their own: a registry stores equal weights once. `skopeo copy oci:LAYOUT:TAG docker://…` and `oras cp
+    --from-oci-layout` send the artifact.
     """
     packed = pack_wheel(wheel, to, tag, fetched_weights(wheel, origins) if with_weights or origins else [])
     report = {"tag": packed.tag, "digest": f"sha256:{packed.manifest.sha256}", "layers": layer_reports(packed)}
@@ -73,8 +74,9 @@ def packed_lines(report: Report, layout: Path) -> Iterator[str]:
 @click.option("--to", required=True, type=PLACE, help="A new folder for the packages.")
 @click.option("--tag", help="The artifact, if the layout has several.")
 def oci_unpack(layout: Path, to: Path, tag: str | None) -> None:
-    """Unpack an OCI artifact that `hatch-lower oci` wrote into a folder that Python imports from.
+    """Unpack an OCI artifact of `hatch-lower oci`.
 
+    Python imports the packages from the folder.
     Each layer is compared with its digest, and each file with the RECORD of the wheel.
     """
     unpacked = unpack_artifact(layout, to, tag)

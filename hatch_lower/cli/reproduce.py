@@ -118,7 +118,10 @@ def checked_builder(builder: str | None, key: Path | None) -> str:
 @click.option("--key", type=FILE, required=True, help="The public key of whoever built again, as a PEM file.")
 @json_option
 def verify_attestation(attestation: Path, wheel: Path, key: Path, as_json: bool) -> None:
-    """Check an attestation of `hatch-lower reproduce`: its signature, and that the wheel has the attested bytes."""
+    """Check an attestation of `hatch-lower reproduce`.
+
+    The signature must be by the key, and the wheel must have the attested name and bytes.
+    """
     found = verify(read_file(attestation), key, str(attestation))
     digest = sha256_file(wheel)
     if (found.wheel, found.sha256) != (wheel.name, digest):

@@ -43,7 +43,7 @@ def serve_files(
     recipe: str | None,
     as_json: bool,
 ) -> None:
-    """Write the files with which a model server serves a wheel.
+    """Write the files of a model server for a wheel.
 
     `triton` is a model repository for NVIDIA Triton: ONNX Runtime's backend for methods that the engine computes
     whole, and the Python backend for all others. `kserve` is a server of the open inference protocol, its Dockerfile,

@@ -313,6 +313,7 @@ IN_KEY: dict[type, dict[str, str]] = {
 
 NOT_IN_KEY: dict[type, dict[str, str]] = {
     Recipe: {"max_drop": "judges programs in each build, and shapes none"},
+    CapturedMethod: {"narrowed": "lines for the reader; the ranges are in the program"},
     ModelSettings: {
         "max_drop": "judges programs in each build, and shapes none",
         "assets": "the parent packages them",
