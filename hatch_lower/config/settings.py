@@ -115,6 +115,7 @@ class Settings(Frozen):
     executor: str = "local"  # in no key
     keep_weights: bool = False  # in no key
     order: str = "written"  # or `measured`; in no key
+    variants: bool = False  # in no key
 
     @property
     def recipe_order(self) -> tuple[str, ...]:
@@ -124,7 +125,7 @@ class Settings(Frozen):
 # fields of `Settings` that have the value of the table
 COPIED = (
     *("bench", "cache", "editable", "executor", "inputs", "jobs", "keep_weights", "order", "pass_env"),
-    *("runtime_requirements", "strict", "timeout"),
+    *("runtime_requirements", "strict", "timeout", "variants"),
 )
 
 
@@ -156,8 +157,7 @@ def read_settings(
     problems: list[str] = []
     given = read_toml_table(HookTable, table, path, problems)
     recipes = resolve_recipes(given, root, path, problems)
-    order = tuple(recipes)
-    extras = resolve_extras(given, project.optional_dependencies, path, problems)
+    order, extras = tuple(recipes), resolve_extras(given, project.optional_dependencies, path, problems)
     models = tuple(resolve_models(given, entry_points, packages, regular, order, path, problems))
     lowered_for = dict.fromkeys(entry_points, order)
     lowered_for |= {name: order if model.recipes is None else model.recipes for name, model in given.models.items()}

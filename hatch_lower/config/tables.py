@@ -306,6 +306,12 @@ class HookTable(Frozen):
     keep_weights: bool = False
     """Package weights that the lowered programs contain as well. By default the wheel leaves out a safetensors file
     whose tensors are all in the programs. Set it if users run the module itself from the installed package."""
+    variants: bool = False
+    """Write wheel variants; experimental, since PEP 825 is a draft. Each instruction set level of the recipes has a
+    wheel with the recipes for the level and the recipes without native code. The null variant has the latter alone, as
+    has the wheel without a label, for installers without variants. `NAME-VERSION-variants.json` lists the variants for
+    the index. Every model needs a recipe without native code, and a model with native code a recipe for each level. An
+    editable install has all recipes."""
     torch_free: bool = False
     """Require programs that run without torch, on NumPy's arrays: the build fails at an operation that needs torch, and
     names the operation. A recipe also works without torch, even when this is false, if its engine takes every operation

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hatch_lower.driver.sbom import Cards
     from hatch_lower.format.results import BuildResult, PayloadFile
     from hatch_lower.hatch.project import BuildData, Project
+    from hatch_lower.hatch.variants import VariantSet
 
 WORK_PREFIX = "hatch-lower-build-"  # of held folders only: folders of `hatch-lower check`, for instance, are not held
 
@@ -35,6 +36,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
     _payload: Sequence[PayloadFile] = ()
     _beside: Sequence[PayloadFile] = ()
+    _variants: VariantSet | None = None
     _begun: float = 0.0  # by the monotonic clock, in seconds
     _store: Store | None = None
     _lower_again: Callable[[], Sequence[PayloadFile]] = tuple
@@ -81,21 +83,33 @@ class LowerBuildHook(BuildHookInterface[Any]):
             self._unfinished.detach()
         with self._reported():
             try:
-                if not all(file.source.exists() for file in (*self._payload, *self._beside)):
+                variants = () if self._variants is None else self._variants.files
+                if not all(file.source.exists() for file in (*self._payload, *self._beside, *variants)):
                     self._replace_lost()
                 from hatch_lower.hatch.terminal import total_line, writing_line
 
                 for line in writing_line(self._payload):
                     self.app.display_info(line)
-                append_payload(Path(artifact_path), self._payload, self._store)
-                self.app.display_info(total_line(Path(artifact_path), time.monotonic() - self._begun))
-                for path in write_beside(Path(artifact_path), self._beside):
+                wheel = Path(artifact_path)
+                finish_variants = self._begin_variants(wheel)
+                append_payload(wheel, self._payload, self._store)
+                self.app.display_info(total_line(wheel, time.monotonic() - self._begun))
+                for path in (*finish_variants(), *write_beside(wheel, self._beside)):
                     self.app.display_info(f"hatch-lower: to be uploaded: {path}")
             except BaseException:
                 Path(artifact_path).unlink(missing_ok=True)  # no wheel without a payload must stay
                 raise
             finally:
                 self._discard()
+
+    def _begin_variants(self, wheel: Path) -> Callable[[], Sequence[Path]]:
+        """Copy hatchling's wheel, before it gets a payload, for each variant; return the function that goes on."""
+        if self._variants is None:
+            return tuple
+        from hatch_lower.hatch.variants import write_drafts, write_variants
+
+        variants, drafts = self._variants, write_drafts(wheel, self._variants)
+        return lambda: write_variants(wheel, variants, drafts, self._store)
 
     def _prepare(self, version: str, build_data: BuildData) -> None:
         from hatch_lower.hatch.cache_files import refuse_cache
@@ -176,7 +190,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             for addition in added:
                 self.app.display_info(f"hatch-lower: the wheel requires `{addition.requirement}`: {addition.reason}")
         if not editable:  # hatchling sets the tag of an editable wheel, which only points at the project's files
-            self._describe(project, result, cards, self._store, work, build_data)
+            payload = self._describe(project, result, cards, self._store, work, build_data)
         lines = terminal.outside_weights_lines(result.models), terminal.metric_lines(result.models)
         for line in chain(terminal.method_table_lines(result.rows), *lines):
             self.app.display_info(printable(line))
@@ -184,7 +198,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             self.app.display_warning(f"hatch-lower: {printable(line)}")
         if not editable:
             self._beside = result.beside
-            return result.payload
+            return payload
         from hatch_lower.events import NullReporter
         from hatch_lower.hatch.editable import write_sources
 
@@ -193,18 +207,23 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
     def _describe(
         self, project: Project, result: BuildResult, cards: Cards, store: Store, work: Path, build_data: BuildData
-    ) -> None:
-        """Set the wheel's tag, add its SBOM, and leave out files whose contents the programs hold."""
+    ) -> Sequence[PayloadFile]:
+        """Set the wheel's tag, add its SBOM, leave out files whose contents the programs hold; return the payload."""
         from hatch_lower.hatch.project import set_tag
         from hatch_lower.hatch.sbom import add_sbom
-        from hatch_lower.hatch.tags import choose_wheel_tag, remembering
+        from hatch_lower.hatch.tags import tag_of
 
-        digests = {file.source: file.sha256 for file in result.payload}
-        set_tag(build_data, choose_wheel_tag(result.native, remembering(store, digests)))
+        if project.settings.variants:
+            from hatch_lower.hatch.variants import plan_variants
+
+            self._variants = plan_variants(project.settings, cards, result, work / "variants", store)
+            result = self._variants.null
+        set_tag(build_data, tag_of(result, store))
         add_sbom(build_data, project.settings, cards, result, work, store)
         for warning in project.pattern_warnings():
             self.app.display_warning(f"hatch-lower: {printable(warning)}")
         self._ship_once(project, result.payload)
+        return result.payload
 
     def _ship_once(self, project: Project, payload: Sequence[PayloadFile]) -> None:
         """Leave out packaged weights that the payload holds, or warn about files that cannot be left out."""
@@ -228,16 +247,20 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.errors import PackageError
 
         again = {file.path: file for file in self._lower_again()}
-        files = (*self._payload, *self._beside)
-        kept = tuple(file if file.source.exists() else again.get(file.path, file) for file in files)
-        if any(new.sha256 != old.sha256 for new, old in zip(kept, files, strict=True)):
-            raise PackageError(
-                "a file was removed from the cache during this build, and differs after being made again",
-                found=", ".join(new.path for new, old in zip(kept, files, strict=True) if new != old),
-                hint="build again",
-            )
-        count = len(self._payload)
-        self._payload, self._beside = kept[:count], kept[count:]
+
+        def replaced(files: Sequence[PayloadFile]) -> tuple[PayloadFile, ...]:
+            kept = tuple(file if file.source.exists() else again.get(file.path, file) for file in files)
+            if any(new.sha256 != old.sha256 for new, old in zip(kept, files, strict=True)):
+                raise PackageError(
+                    "a file was removed from the cache during this build, and differs after being made again",
+                    found=", ".join(new.path for new, old in zip(kept, files, strict=True) if new != old),
+                    hint="build again",
+                )
+            return kept
+
+        self._payload, self._beside = replaced(self._payload), replaced(self._beside)
+        if self._variants is not None:
+            self._variants = self._variants.with_files(replaced)
 
     def _open_work(self) -> Path:
         """Return a new private folder, which is removed at the end of the interpreter at the latest."""
@@ -259,7 +282,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._unfinished = weakref.finalize(self, remove_unfinished, directory, project, list_wheels(directory), member)
 
     def _discard(self) -> None:
-        self._payload, self._beside = (), ()
+        self._payload, self._beside, self._variants = (), (), None
         if self._release is not None:
             self._release()
             self._release = None

@@ -39,11 +39,15 @@ def check_hatchling(build_data: BuildData) -> None:
 def add_sbom(
     build_data: BuildData, settings: Settings, cards: Cards, result: BuildResult, work: Path, store: Store
 ) -> None:
+    path = work / SBOM_FILE
+    path.write_text(build_sbom(settings, cards, result, store), encoding="utf-8", newline="\n")
+    build_data["sbom_files"].append(str(path))
+
+
+def build_sbom(settings: Settings, cards: Cards, result: BuildResult, store: Store) -> str:
     tools = {"hatchling": hatchling_version, LIBRARY: find_library_version(LIBRARY)}
     subject = SbomInputs(settings, cards, result, tools, platform.python_version(), fixed_time(os.environ))
-    path = work / SBOM_FILE
-    path.write_text(remembered_text(subject, store), encoding="utf-8", newline="\n")
-    build_data["sbom_files"].append(str(path))
+    return remembered_text(subject, store)
 
 
 def remembered_text(subject: SbomInputs, store: Store) -> str:

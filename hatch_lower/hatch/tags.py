@@ -17,6 +17,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import PackageError
 from hatch_lower.format.codec import decode, encode
+from hatch_lower.format.results import BuildResult
 from hatch_lower.frozen import Frozen
 
 NATIVE_FILE_SCHEMA = 2
@@ -63,6 +64,12 @@ def choose_wheel_tag(native: Sequence[Path], read: Callable[[Path], NativeFile |
     if len(files) < len(read_files):
         return f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
     return f"py3-none-{platform_tag(files)}"
+
+
+def tag_of(result: BuildResult, store: Store) -> str:
+    """Return the wheel tag for a build's payload; the cache keeps what is known of its native files."""
+    digests = {file.source: file.sha256 for file in result.payload}
+    return choose_wheel_tag(result.native, remembering(store, digests))
 
 
 def platform_tag(files: Collection[NativeFile]) -> str:

@@ -119,16 +119,22 @@ LARGE = 16 << 20  # bytes of a payload that is worth a second thread, and of a f
 def append_payload(wheel: Path, payload: Sequence[PayloadFile], store: Store | None = None) -> None:
     """Add the payload to a wheel that hatchling has finished; after any exception the wheel is removed."""
     try:
-        with replacing_file(wheel, stat.S_IMODE(wheel.stat().st_mode)) as target, wheel.open("rb") as source:
-            write_wheel(wheel, source, target, sorted(payload, key=lambda file: file.path), store)
-    except BaseException as error:
+        fill_wheel(wheel, wheel, payload, store)
+    except BaseException:
         wheel.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            what = "the payload could not be written into the wheel"
-            lost = any(str(file.source) == error.filename for file in payload) and not os.path.exists(error.filename)
-            hint = "build again: the file was removed while this build ran" if lost else "make space on the disk"
-            raise PackageError(what, where=wheel.name, found=str(error), hint=hint) from error
         raise
+
+
+def fill_wheel(wheel: Path, path: Path, payload: Sequence[PayloadFile], store: Store | None) -> None:
+    """Write a wheel with the payload to `path`, completely or not at all; raise `PackageError` if that fails."""
+    try:
+        with replacing_file(path, stat.S_IMODE(wheel.stat().st_mode)) as target, wheel.open("rb") as source:
+            write_wheel(wheel, source, target, sorted(payload, key=lambda file: file.path), store)
+    except OSError as error:
+        what = "the payload could not be written into the wheel"
+        lost = any(str(file.source) == error.filename for file in payload) and not os.path.exists(error.filename)
+        hint = "build again: the file was removed while this build ran" if lost else "make space on the disk"
+        raise PackageError(what, where=path.name, found=str(error), hint=hint) from error
 
 
 def remove_temporaries(directory: Path) -> None:

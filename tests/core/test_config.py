@@ -119,7 +119,7 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
         "did you mean `runtime-requirements`? known: `atol`, `backends`, `bench`, `cache`, "
         "`check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, "
         "`models`, `on-mismatch`, `order`, `package`, `pass-env`, `recipes`, `rtol`, "
-        "`runtime-requirements`, `strict`, `timeout`, `torch-free`, `verify`, `weights`\n"
+        "`runtime-requirements`, `strict`, `timeout`, `torch-free`, `variants`, `verify`, `weights`\n"
         "  to do: correct pyproject.toml (or hatch.toml); `hatch-lower schema` describes every setting"
     )
 

@@ -338,6 +338,7 @@ NOT_IN_KEY: dict[type, dict[str, str]] = {
         "cache": "where results are",
         "bench": "limits judge programs, and shape none",
         "keep_weights": "the parent packages them",
+        "variants": "the parent divides the programs among wheels",
         "order": "the parent puts measured times into the manifest",
         "extras": "the parent compares requirements",
         "torch_free": "refuses programs, those of earlier builds too, and shapes none",
