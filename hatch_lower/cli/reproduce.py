@@ -79,7 +79,7 @@ def reproduce(
     digest = sha256_file(wheel)
     target = None if keep is None else prepare(keep, wheel)
     show([f"building {wheel.name} again from {sdist or project or Path()}"], err=True)
-    with rebuilt(project or Path(), sdist, os.environ) as again:
+    with rebuilt(project or Path(), sdist, os.environ, wheel.name) as again:
         other = sha256_file(again.wheel)
         equal = digest == other and wheel.name == again.wheel.name
         differences = () if equal else compare_wheels(wheel, again.wheel, again.variation.places)

@@ -311,7 +311,8 @@ class HookTable(Frozen):
     wheel with the recipes for the level and the recipes without native code. The null variant has the latter alone, as
     has the wheel without a label, for installers without variants. `NAME-VERSION-variants.json` lists the variants for
     the index. Every model needs a recipe without native code, and a model with native code a recipe for each level. An
-    editable install has all recipes."""
+    editable install has all recipes. The variable `HATCH_LOWER_VARIANTS`, `on` or `off`, is stronger than the
+    setting."""
     torch_free: bool = False
     """Require programs that run without torch, on NumPy's arrays: the build fails at an operation that needs torch, and
     names the operation. A recipe also works without torch, even when this is false, if its engine takes every operation

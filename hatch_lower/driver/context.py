@@ -17,6 +17,7 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.driver.environment import child_environment, level_variables
 from hatch_lower.driver.inputs.machine import cpu_capability
 from hatch_lower.driver.inputs.record import hidden_variables
+from hatch_lower.errors import ConfigError
 from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
 
@@ -135,6 +136,20 @@ def write_site(settings: Settings, view: ProjectView, folder: Path) -> tuple[Pat
 
 
 EXECUTOR = "HATCH_LOWER_EXECUTOR"  # a variable that overrides the setting
+VARIANTS = "HATCH_LOWER_VARIANTS"  # likewise
+
+
+def wants_variants(settings: Settings, environment: Mapping[str, str]) -> bool:
+    """Return whether a build writes wheel variants; raise `ConfigError` for a variable other than `on` and `off`."""
+    given = environment.get(VARIANTS, "")
+    if given not in ("", "on", "off"):
+        raise ConfigError(
+            "the variable is neither `on` nor `off`",
+            where=f"environment variable `{VARIANTS}`",
+            found=f"`{given}`",
+            hint="write `off` for one wheel with all recipes, or unset the variable",
+        )
+    return settings.variants if not given else given == "on"
 
 
 class BuildContext(Frozen):

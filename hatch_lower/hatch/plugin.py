@@ -115,7 +115,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.hatch.cache_files import refuse_cache
         from hatch_lower.hatch.project import read_project
 
-        project = read_project(self, build_data)
+        project = with_variable(read_project(self, build_data))
         refuse_cache((file.path for file in (*project.selected, *project.forced)), "wheel")
         project.check_place()
         self._begun = time.monotonic()
@@ -321,6 +321,16 @@ def weights_inside(project: Project) -> Project:
 
     models = tuple(replace(model, weights=()) for model in project.settings.models)
     return replace(project, settings=replace(project.settings, models=models))
+
+
+def with_variable(project: Project) -> Project:
+    """Return the project with the environment's choice of wheel variants."""
+    from dataclasses import replace
+
+    from hatch_lower.driver.context import wants_variants
+
+    settings = project.settings
+    return replace(project, settings=replace(settings, variants=wants_variants(settings, os.environ)))
 
 
 def release_work_folder(work: Path, descriptor: int | None) -> None:

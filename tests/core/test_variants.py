@@ -22,8 +22,9 @@ from support.wheels import record_digest, sha256
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.driver.build import build_result
 from hatch_lower.driver.context import BuildContext
+from hatch_lower.driver.reproduce.rebuild import only_wheel
 from hatch_lower.driver.variants import split_variants
-from hatch_lower.errors import ConfigError
+from hatch_lower.errors import ConfigError, ProcessError
 from hatch_lower.format.results import BuildResult, MethodRow, ModelResult, PayloadFile
 from hatch_lower.hatch import hooks
 from hatch_lower.hatch.tags import NativeFile
@@ -289,6 +290,40 @@ def test_an_editable_install_has_all_recipes(lower: dict[str, Target], tmp_path:
     assert model["order"] == list(DEFAULT)
 
 
+def test_a_variable_turns_variants_off(
+    lower: dict[str, Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HATCH_LOWER_VARIANTS", "off")
+    dist = build_wheel(make_project(tmp_path / "project"))
+    (wheel,) = dist.iterdir()
+    model = json.loads(contents(wheel)["digits/_lowered/manifest.json"])["models"]["digits"]
+    assert model["order"] == list(DEFAULT)
+
+
+def test_a_variable_with_another_value_is_refused(
+    lower: dict[str, Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HATCH_LOWER_VARIANTS", "yes")
+    with pytest.raises(SystemExit):
+        build_wheel(make_project(tmp_path / "project"))
+    assert capfd.readouterr().err.startswith(
+        "hatch-lower: the variable is neither `on` nor `off`\n"
+        "  where: environment variable `HATCH_LOWER_VARIANTS`\n"
+        "  found: `yes`\n"
+        "  to do: write `off` for one wheel with all recipes, or unset the variable\n"
+    )
+
+
+def test_a_wheel_among_variants_is_taken_by_its_name(tmp_path: Path) -> None:
+    for name in (PLAIN, NULL):
+        (tmp_path / name).touch()
+    assert only_wheel(tmp_path, "project", NULL) == tmp_path / NULL
+    with pytest.raises(ProcessError, match="the build made several wheels"):
+        only_wheel(tmp_path, "project", LEVEL_3)
+    (tmp_path / NULL).unlink()
+    assert only_wheel(tmp_path, "project", LEVEL_3) == tmp_path / PLAIN
+
+
 def test_a_build_without_a_level_ends_with_the_error(
     lower: dict[str, Target], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,20 +371,22 @@ def test_the_platform_of_the_project_is_kept() -> None:
 
 # the tools of the day
 
+FEATURE = ("--preview-features", "wheel-variants")
+
 
 @pytest.fixture
 def dist(lower: dict[str, Target], tmp_path: Path) -> Path:
     return build_wheel(make_project(tmp_path / "project"))
 
 
-def uv_installs(dist: Path, folder: Path, *options: str) -> str:
+def uv_installs(dist: Path, folder: Path, *options: str, **variables: str) -> str:
     """Return the first recipe of the wheel that uv takes from a folder of wheels."""
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if uv is None:
         pytest.skip("needs uv")
-    command = [uv, *options, "pip", "install", "--no-deps", "--no-index", "--find-links", dist, "--target", folder]
-    environment = {**os.environ, "UV_CACHE_DIR": str(folder.with_name("uv-cache"))}
-    done = subprocess.run([*command, "digits"], env=environment, capture_output=True, text=True, check=False)
+    command = [uv, "pip", "install", "--no-deps", "--no-index", "--find-links", dist, "--target", folder]
+    environment = {**os.environ, "UV_CACHE_DIR": str(folder.with_name("uv-cache")), **variables}
+    done = subprocess.run([*command, *options, "digits"], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     if "Unknown preview feature" in done.stderr:
         pytest.skip("this uv has no preview feature `wheel-variants`")
@@ -368,17 +405,34 @@ def with_levels(dist: Path, folder: Path, *levels: str) -> Path:
 
 
 def test_uv_takes_the_variant_for_the_processor(dist: Path, tmp_path: Path) -> None:
-    feature = ("--preview-features", "wheel-variants")
     expected = {"x86-64-v3": "v3", "x86-64-v4": "fast", "x86-64-v4-vnni": "fast"}.get(machine_level(), "portable")
-    assert uv_installs(dist, tmp_path / "here", *feature) == expected
+    assert uv_installs(dist, tmp_path / "here", *FEATURE) == expected
     for levels, recipe in [(("v4", "v3", "v2", "v1"), "fast"), (("v3", "v2", "v1"), "v3"), (("v2", "v1"), "portable")]:
-        elsewhere = with_levels(dist, tmp_path / levels[0], *levels)
-        assert uv_installs(elsewhere, tmp_path / f"{levels[0]}-installed", *feature) == recipe
-    (tmp_path / "empty").mkdir()
-    shutil.copy(dist / NULL, tmp_path / "empty")
-    shutil.copy(dist / INDEX, tmp_path / "empty")
-    assert uv_installs(tmp_path / "empty", tmp_path / "null", *feature) == "portable"
-    assert uv_installs(dist, tmp_path / "plain") == "portable"
+        emulated = with_levels(dist, tmp_path / levels[0], *levels)
+        assert uv_installs(emulated, tmp_path / f"{levels[0]}-installed", *FEATURE) == recipe
+
+
+def test_uv_takes_the_null_variant_on_other_machines(dist: Path, tmp_path: Path) -> None:
+    (dist / PLAIN).unlink()
+    assert uv_installs(dist, tmp_path / "site", *FEATURE, "--python-platform", "aarch64-manylinux_2_28") == "portable"
+
+
+def test_uv_without_the_feature_takes_the_wheel_without_a_label(dist: Path, tmp_path: Path) -> None:
+    assert uv_installs(dist, tmp_path / "site") == "portable"
+    assert not list((tmp_path / "site").glob("*.dist-info/variant.json"))
+
+
+@pytest.mark.skipif(machine_level() < "x86-64-v3", reason="needs a processor with x86-64-v3")
+def test_uv_takes_the_variant_for_a_gpu(lower: dict[str, Target], tmp_path: Path) -> None:
+    lower |= {"gpu": CUDA}
+    dist = build_wheel(make_project(tmp_path / "project"))
+    (variant,) = dist.glob("*-cu13_x86_64_v3.whl")
+    assert json.loads(contents(variant)["digits/_lowered/manifest.json"])["models"]["digits"]["order"][0] == "v3"
+    force = "NV_VARIANT_PROVIDER_FORCE_"
+    for driver, gpu, has_gpu_code in [("13.0", "9.0", True), ("12.8", "9.0", False), ("13.0", "7.5", False)]:
+        site = tmp_path / f"{driver}-{gpu}"
+        uv_installs(dist, site, *FEATURE, **{f"{force}CUDA_DRIVER_VERSION": driver, f"{force}SM_ARCH": gpu})
+        assert (site / "digits" / "_lowered" / "digits" / "gpu.so").exists() == has_gpu_code
 
 
 def test_pip_installs_the_programs_of_the_null_variant(dist: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from hatch_lower.cli.measure.repository import (
 )
 from hatch_lower.cli.measure.side import BenchSide, open_wheel_side
 from hatch_lower.cli.measure.temporary import work_folder
+from hatch_lower.driver.context import VARIANTS
 from hatch_lower.driver.explain import read_history
 from hatch_lower.driver.inputs.present import files_matching
 from hatch_lower.driver.reproduce.rebuild import only_wheel
@@ -92,7 +93,8 @@ def project_state(root: Path, environment: Mapping[str, str]) -> str:
 def build_wheel(root: Path, target: Path, title: str, environment: Mapping[str, str], tell: Tell) -> Path:
     tell(f"building {title}")
     command = [sys.executable, "-u", "-m", "hatchling", "build", "--target", "wheel", "--directory", str(target)]
-    status, lines = run_command(command, root, without_guidance(environment), tell)
+    # a single wheel has all recipes
+    status, lines = run_command(command, root, {**without_guidance(environment), VARIANTS: "off"}, tell)
     if status:
         raise ProcessError(
             f"{title} cannot be built",

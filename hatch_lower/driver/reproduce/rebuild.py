@@ -155,8 +155,10 @@ class Rebuilt(Frozen):
 
 
 @contextmanager
-def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -> Iterator[Rebuilt]:
-    """Build a project's wheel from a copy of its folder, or from its source distribution, in a varied environment."""
+def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str], name: str) -> Iterator[Rebuilt]:
+    """Build a project's wheel from a copy of its folder, or from its source distribution, in a varied environment.
+
+    `name` is the file name of the wheel to build again."""
     if importlib.util.find_spec("hatchling") is None:
         hint = "install hatchling, or run this in an environment with the requirements of `[build-system] requires`"
         raise ConfigError("hatchling is not installed here", hint=hint)
@@ -169,19 +171,23 @@ def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -
             source = unpack_sdist(sdist, work / LONGER)
         variation = vary(environment, work, source)
         log = build_varied(source, work / "made", variation)
-        yield Rebuilt(only_wheel(work / "made", str(project if sdist is None else sdist)), log, variation)
+        yield Rebuilt(only_wheel(work / "made", str(project if sdist is None else sdist), name), log, variation)
 
 
-def only_wheel(folder: Path, where: str) -> Path:
-    """Return the only wheel that a build has made in a folder; `where` names the sources."""
+def only_wheel(folder: Path, where: str, name: str = "") -> Path:
+    """Return the wheel that a build has made in a folder: of several wheel variants the wheel called `name`.
+
+    `where` names the sources. Raises `ProcessError` if the wheel to return is not clear.
+    """
     wheels = sorted(folder.glob("*.whl"))
-    if len(wheels) != 1:
+    named = [path for path in wheels if path.name == name]
+    if len(named or wheels) != 1:
         raise ProcessError(
             "the build made no wheel" if not wheels else "the build made several wheels",
             where=where,
             found=", ".join(path.name for path in wheels),
         )
-    return wheels[0]
+    return (named or wheels)[0]
 
 
 def build_varied(source: Path, target: Path, variation: Variation) -> str:
