@@ -34,6 +34,8 @@ class LevelProperty(Frozen):
         return f"{self.namespace}_{self.value}"
 
 
+VNNI = "x86-64-v4-vnni"  # not all processors of the level have the instructions
+
 # The level of a recipe's target. Code for VNNI belongs to the level below: no installer knows the instructions as a
 # level, and `load` tests the processor.
 PROPERTIES: Mapping[str, LevelProperty] = {
@@ -41,7 +43,7 @@ PROPERTIES: Mapping[str, LevelProperty] = {
     "x86-64-v2": LevelProperty("x86_64", "level", "v2"),
     "x86-64-v3": LevelProperty("x86_64", "level", "v3"),
     "x86-64-v4": LevelProperty("x86_64", "level", "v4"),
-    "x86-64-v4-vnni": LevelProperty("x86_64", "level", "v4"),
+    VNNI: LevelProperty("x86_64", "level", "v4"),
     "armv8-a": LevelProperty("aarch64", "version", "8a"),
 }
 
@@ -62,7 +64,7 @@ def split_variants(result: BuildResult, settings: Settings, work: Path) -> tuple
     Raises:
         ConfigError: no recipe has a target, or a variant would lack a model or the code of a model.
     """
-    targets = [target for model in result.models for target in targets_of(model)]
+    targets = [target for model in result.models for target in targets_in(model.entry["recipes"].values())]
     if not targets:
         raise ConfigError(
             "wheel variants need a recipe for an instruction set level",
@@ -85,8 +87,7 @@ def split_variants(result: BuildResult, settings: Settings, work: Path) -> tuple
     )
 
 
-def targets_of(model: ModelResult) -> Iterator[Mapping[str, Any]]:
-    recipes = model.entry["recipes"].values()
+def targets_in(recipes: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     return (recipe["target"] for recipe in recipes if recipe.get("target") is not None)
 
 
@@ -126,14 +127,16 @@ def belongs(recipe: Mapping[str, Any], label: str) -> bool:
 
 
 def missing_recipes(models: Sequence[ModelResult], label: str) -> Iterator[str]:
-    """Yield a sentence for each model without a recipe in a variant, or with slower recipes than on other levels."""
+    """Yield a sentence for each model without a recipe in a variant, or with slower recipes than in other variants."""
     for model in models:
-        own = [recipe for recipe in model.entry["recipes"].values() if belongs(recipe, label)]
+        recipes = model.entry["recipes"].values()
+        own = [recipe for recipe in recipes if belongs(recipe, label)]
+        everywhere = [target for target in targets_in(own) if target["isa"] != VNNI]
         if not own:
             what = "without native code" if label == NULL else f"for the variant `{label}`"
             yield f"model `{model.model}` has no recipe {what}"
-        elif label != NULL and any(targets_of(model)) and all(recipe.get("target") is None for recipe in own):
-            yield f"model `{model.model}` has native code, but not for the variant `{label}`"
+        elif label != NULL and not everywhere and any(not belongs(recipe, label) for recipe in recipes):
+            yield f"model `{model.model}` has native code, but not for every processor of the variant `{label}`"
 
 
 def restrict(result: BuildResult, label: str, settings: Settings, work: Path) -> BuildResult:

@@ -171,9 +171,12 @@ def test_a_variant_states_what_its_code_needs(
         ([{"portable": None}], "need a recipe for an instruction set level"),
         ([{"other": {**X86, "isa": "x86-64-v9"}, "portable": None}], "has no property of wheel variants"),
         ([{"v3": V3}], "model `0` has no recipe without native code"),
-        ([DEFAULT, {"v3": V3, "portable": None}], "model `1` has native code, but not for the variant `x86_64_v4`"),
+        (
+            [DEFAULT, {"v3": V3, "portable": None}],
+            "model `1` has native code, but not for every processor of the variant `x86_64_v4`",
+        ),
+        ([{"bytes": VNNI, "v3": V3, "portable": None}], "not for every processor of the variant `x86_64_v4`"),
         ([DEFAULT, {"v3": V3}], "model `1` has no recipe for the variant `x86_64_v4`"),
-        ([{"bytes": {**VNNI, "isa": ""}, "portable": None}], "found: ``"),
     ],
 )
 def test_recipes_that_make_no_variants_are_refused(
@@ -351,8 +354,8 @@ def test_a_file_of_a_variant_that_is_removed_while_a_build_runs_is_made_again(
 ) -> None:
     class Removing(WheelBuilder):
         def write_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            for path in (tmp_path / "temporary").rglob("blobs/digits/v3.so"):
-                path.unlink()
+            (blob,) = (tmp_path / "temporary").rglob("v3.so")
+            blob.unlink()
             return super().write_metadata(*args, **kwargs)
 
     whole = build_wheel(make_project(tmp_path / "whole"))
