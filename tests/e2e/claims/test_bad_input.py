@@ -149,7 +149,7 @@ def test_every_wrong_key_is_reported_at_once(project: Callable[[str], Project]) 
 `bench`, `cache`, `check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, \
 `models`, `on-mismatch`, `order`, `package`, `pass-env`, \
 `recipes`, `rtol`, `runtime-requirements`, `strict`, `timeout`, \
-`torch-free`, `verify`, `weights`
+`torch-free`, `variants`, `verify`, `weights`
     `{TABLE}.jobs` must be an integer of at least 1, found the string "many"
     `{TABLE}.recipes.portable.rtoll` is not a setting, found the number 0.1; did you mean `rtol`? known: `atol`, \
 `backends`, `extra`, `max-drop`, `on-mismatch`, `precision`, `rtol`, `torch-free`, `verify`
