@@ -498,6 +498,7 @@ SETTINGS_WITHOUT_EFFECT: dict[str, Mutation] = {
     "bench": setting("bench.max-call-ratio = 1.1"),
     "pass-env": table("MANY_*", "MANY*"),
     "order": setting('order = "measured"'),  # of measured times, which are in no key
+    "variants": setting("variants = true"),  # the parent divides the result
 }
 """Settings that shape no result."""
 
