@@ -147,7 +147,7 @@ def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
     return None
 
 
-VERSION = "23"
+VERSION = "24"
 
 
 class AotiBackend(BackendDetails):
