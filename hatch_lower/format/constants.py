@@ -25,6 +25,8 @@ HEADER_LIMIT = 100_000_000  # bytes, the limit of safetensors itself
 
 CONSTANTS, CONSTANTS_WITH_MAP = "constants.safetensors", "constants.ptd"
 CONSTANTS_FILES = (f"/{CONSTANTS}", f"/{CONSTANTS_WITH_MAP}")
+CHECK = "check.safetensors"  # the example inputs of a model, and eager's outputs
+CHECK_FILE = f"/{CHECK}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from hatch_lower.exir.backend.registry import tools_named
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.exir.lowered_backend_module import lowered_modules
 from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.format.constants import CHECK
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.record import ModelReport, VerifiedMethod, WeightsRecord
@@ -289,7 +290,7 @@ def write_check_data(inputs: BuildInputs, services: Services) -> FileEntry | Non
         lines += [line] if line else []
     for line in [note] if note else lines:
         services.warn(line)
-    return services.packager.write("check.safetensors", constants_bytes(tensors)) if tensors else None
+    return services.packager.write(CHECK, constants_bytes(tensors)) if tensors else None
 
 
 def summary_row(

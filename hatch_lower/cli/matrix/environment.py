@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hatch_lower
+from hatch_lower.canonical import recorded_digest, sha256_bytes
 from hatch_lower.cli.matrix.engines import Engine, TriedRecipe
 from hatch_lower.cli.matrix.places import IndexPlaces, without_installer_settings
 from hatch_lower.cli.measure.command import run_limited
@@ -186,14 +185,10 @@ def write_own_wheel(folder: Path) -> Path:
     for name in ("METADATA", "entry_points.txt"):
         files[f"{info}/{name}"] = (own.read_text(name) or "").encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: hatch-lower\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    rows = [f"{name},sha256={record_digest(data)},{len(data)}" for name, data in files.items()]
+    rows = [f"{name},{recorded_digest(sha256_bytes(data))},{len(data)}" for name, data in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
     path = folder / f"hatch_lower-{own.version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(name, EARLY), data)
     return path
-
-
-def record_digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")

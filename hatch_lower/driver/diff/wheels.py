@@ -31,7 +31,7 @@ from hatch_lower.driver.diff.difference import (
 )
 from hatch_lower.driver.diff.tensors import compare_tensors, header_of, read_tensor_file
 from hatch_lower.driver.opened_wheel import map_part
-from hatch_lower.format.constants import CONSTANTS_FILES
+from hatch_lower.format.constants import CHECK_FILE, CONSTANTS_FILES
 
 DOCUMENT_LIMIT = 1 << 26  # bytes of a document that is read whole
 FOLDER = "/_lowered/"
@@ -146,7 +146,6 @@ def row_of(wheel: Wheel, name: str) -> list[str]:
 ELF = b"\x7fELF"
 FOLLOWS = "computed from weights or by code that differs too"
 SERIAL = "/serialNumber"
-CHECK_FILE = "/check.safetensors"
 OTHER_FORM = "the same values in another form: another version wrote the file"
 OTHER_TOOL = "another tool wrote the archive, or the wheel was changed after its build"
 WRONG_RECORD = "a RECORD that does not list the wheel's files: the wheel was changed after its build"

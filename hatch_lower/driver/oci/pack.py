@@ -28,7 +28,7 @@ from hatch_lower.driver.oci.layout import (
 )
 from hatch_lower.driver.opened_wheel import OpenedWheel, open_wheel
 from hatch_lower.errors import PackageError, ProcessError, refused_error
-from hatch_lower.format.constants import CONSTANTS_FILES
+from hatch_lower.format.constants import CHECK_FILE, CONSTANTS_FILES
 from hatch_lower.format.weights import WeightsSource
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.sources import file_name
@@ -45,7 +45,6 @@ TAR_TYPES = {PROGRAMS_TYPE: "programs", CHECK_TYPE: "check", DOCUMENTS_TYPE: "do
 FILE_PATH = "org.cncf.model.filepath"
 TITLE = "org.opencontainers.image.title"  # the name that `oras pull` gives to a layer
 OUTSIDE = "hatch-lower-weights"  # the folder of weights that are not in the wheel
-CHECK_FILE = "/check.safetensors"
 DOCUMENT_FOLDERS = (".dist-info/sboms/", ".dist-info/licenses/")
 PIECE = 1 << 20
 

@@ -158,7 +158,8 @@ class Rebuilt(Frozen):
 def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str], name: str) -> Iterator[Rebuilt]:
     """Build a project's wheel from a copy of its folder, or from its source distribution, in a varied environment.
 
-    `name` is the file name of the wheel to build again."""
+    `name` is the file name of the wheel to build again.
+    """
     if importlib.util.find_spec("hatchling") is None:
         hint = "install hatchling, or run this in an environment with the requirements of `[build-system] requires`"
         raise ConfigError("hatchling is not installed here", hint=hint)
