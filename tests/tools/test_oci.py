@@ -154,6 +154,19 @@ def test_two_versions_in_a_layout_share_their_weights(tmp_path: Path) -> None:
     assert "2.0" in (tmp_path / "site/digits/code.py").read_text()
 
 
+def test_other_artifacts_of_a_layout_stay_as_they_are(tmp_path: Path) -> None:
+    layout, _ = packed(tmp_path)
+    index = json.loads((layout / "index.json").read_text())
+    other = {**index["manifests"][0], "platform": {"os": "linux"}, "annotations": {}}
+    index |= {"annotations": {"kept": "yes"}, "manifests": [other]}
+    (layout / "index.json").write_text(json.dumps(index))
+    assert run("oci", wheel_of(tmp_path, "2.0"), "--to", layout).exit_code == 0
+    found = json.loads((layout / "index.json").read_text())
+    assert found["annotations"] == {"kept": "yes"}
+    assert found["manifests"][0] == other
+    assert len(found["manifests"]) == 2
+
+
 def test_a_tag_of_another_artifact_is_refused_and_the_layout_stays(tmp_path: Path) -> None:
     layout, _ = packed(tmp_path)
     before = files_below(layout)

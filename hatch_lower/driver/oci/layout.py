@@ -87,13 +87,15 @@ def read_layout_index(layout: Path) -> list[Descriptor]:
         return [read_descriptor(entry) for entry in member_list(value, "manifests")]
 
 
-def write_layout_index(layout: Path, entries: Iterable[Descriptor]) -> None:
-    """Write the index as a whole; a new layout gets its version, too."""
-    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry.json() for entry in entries]}
-    (layout / VERSION_FILE).write_bytes(canonical_json(VERSION))
+def add_to_index(layout: Path, entry: Descriptor) -> None:
+    """Add an artifact to the index of a layout, which keeps its other members; a new layout gets its version, too."""
+    known: Json = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+    if is_layout(layout):
+        known = read_layout_json(layout / INDEX_FILE)
     part = layout / f".{INDEX_FILE}.part"
-    part.write_bytes(canonical_json(index))
+    part.write_bytes(canonical_json({**known, "manifests": [*known["manifests"], entry.json()]}))
     part.replace(layout / INDEX_FILE)
+    (layout / VERSION_FILE).write_bytes(canonical_json(VERSION))
 
 
 def choose_artifact(layout: Path, tag: str | None) -> Descriptor:

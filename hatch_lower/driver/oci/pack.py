@@ -21,10 +21,10 @@ from hatch_lower.driver.oci.layout import (
     TAG,
     BlobWriter,
     Descriptor,
+    add_to_index,
     checked_tag,
     is_layout,
     read_layout_index,
-    write_layout_index,
 )
 from hatch_lower.driver.opened_wheel import OpenedWheel, open_wheel
 from hatch_lower.errors import PackageError, ProcessError, refused_error
@@ -83,8 +83,8 @@ def pack_wheel(
             layers = [*wheel_layers(opened, blobs), *(outside_layer(*each, blobs) for each in outside)]
             manifest = write_artifact(blobs, metadata, layers, tag)
             refuse_other(before, manifest, tag, layout)
-            others = [entry for entry in before if entry.annotations.get(TAG) != tag]
-            write_layout_index(folder, [*others, manifest])
+            if all(entry.annotations.get(TAG) != tag for entry in before):
+                add_to_index(folder, manifest)
         except BaseException:
             blobs.remove()
             raise
