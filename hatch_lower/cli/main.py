@@ -26,10 +26,11 @@ from hatch_lower.cli.plan import plan
 from hatch_lower.cli.precision import precision
 from hatch_lower.cli.profile import profile
 from hatch_lower.cli.report import report
-from hatch_lower.cli.reproduce import reproduce, verify_attestation
+from hatch_lower.cli.reproduce import reproduce
 from hatch_lower.cli.serve_files import serve_files
 from hatch_lower.cli.tune import tune
 from hatch_lower.cli.tune_kernels import tune_kernels
+from hatch_lower.cli.verify_attestation import verify_attestation
 from hatch_lower.errors import LowerError, ProcessError, reading_hint
 
 

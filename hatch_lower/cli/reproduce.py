@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.canonical import read_file, sha256_file
+from hatch_lower.canonical import sha256_file
 from hatch_lower.cli.arguments import FILE, FOLDER, OUTPUT, json_option
-from hatch_lower.cli.output import Report, count, show, show_report, write_output_file
+from hatch_lower.cli.output import count, show, show_report, write_output_file
 from hatch_lower.driver.reproduce.attestation import (
     key_name,
     read_key_file,
@@ -23,9 +23,8 @@ from hatch_lower.driver.reproduce.attestation import (
     source_of_project,
     source_of_sdist,
     statement_of,
-    verify,
 )
-from hatch_lower.errors import PackageError, ProgramError
+from hatch_lower.errors import PackageError
 
 if TYPE_CHECKING:
     from hatch_lower.driver.diff.difference import Difference
@@ -48,7 +47,7 @@ SHOWN = 5  # differences of a file in the text output
 )
 @click.option("--attest", type=OUTPUT, help="Write an in-toto statement of equal bytes into this file.")
 @click.option("--key", type=FILE, help="Sign the statement with this private key: PEM, Ed25519 or ECDSA over P-256.")
-@click.option("--builder", help="A URI in the statement for who builds. Default: the digest of the key.")
+@click.option("--builder", help="The builder's URI in the statement. Default: the digest of the key.")
 @json_option
 @click.pass_context
 def reproduce(
@@ -97,7 +96,7 @@ def reproduce(
             if not equal:
                 keep_diffoscope(wheel, target / again.wheel.name)
         if attest is not None and builder is not None and equal:
-            source = source_of_project(project or Path()) if sdist is None else source_of_sdist(sdist)
+            source = source_of_project(project or Path(), wheel) if sdist is None else source_of_sdist(sdist)
             statement = statement_of(wheel, digest, source, builder, again.variation.told)
             write_output_file(attest, (statement if key is None else sign(statement, key)).decode(), "attestation")
     show_report(report, as_json, lambda _: reproduction_lines(wheel, digest, differences))
@@ -105,39 +104,11 @@ def reproduce(
 
 
 def checked_builder(builder: str | None, key: Path | None) -> str:
-    """Return the URI of whoever builds; raise `ConfigError` for a key that cannot sign, before the build."""
+    """Return the builder's URI; raise `ConfigError` for a key that cannot sign, before the build."""
     name = "" if key is None else f"urn:hatch-lower:key:{key_name(read_key_file(key, private=True).public_key())}"
     if builder is None and not name:
         raise click.UsageError("`--attest` needs `--key`, or `--builder` for a statement that another program signs.")
     return builder or name
-
-
-@click.command("verify-attestation")
-@click.argument("attestation", type=FILE)
-@click.argument("wheel", type=FILE)
-@click.option("--key", type=FILE, required=True, help="The public key of whoever built again, as a PEM file.")
-@json_option
-def verify_attestation(attestation: Path, wheel: Path, key: Path, as_json: bool) -> None:
-    """Check an attestation of `hatch-lower reproduce`.
-
-    The signature must be by the key, and the wheel must have the attested name and bytes.
-    """
-    found = verify(read_file(attestation), key, str(attestation))
-    digest = sha256_file(wheel)
-    if (found.wheel, found.sha256) != (wheel.name, digest):
-        raise ProgramError(
-            "the attestation is of another wheel",
-            where=str(attestation),
-            found=f"{found.wheel}, sha256 {found.sha256}, where the wheel is {wheel.name}, sha256 {digest}",
-            hint="fetch the wheel and its attestation again",
-        )
-    show_report(asdict(found), as_json, attested_lines)
-
-
-def attested_lines(report: Report) -> Iterator[str]:
-    yield f"{report['wheel']} was built again with equal bytes: sha256 {report['sha256']}"
-    yield f"  builder  {report['builder']}"
-    yield f"  sources  {report['source'] or 'a folder without a commit'}"
 
 
 def prepare(keep: Path, wheel: Path) -> Path:

@@ -193,14 +193,15 @@ def test_options_that_belong_together_are_asked_for(tmp_path: Path, options: lis
 
 def test_the_commit_of_an_unchanged_project_is_the_source(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PROJECT)
-    assert source_of_project(tmp_path) is None
+    wheel = Path("plain-1.0-py3-none-any.whl")
+    assert source_of_project(tmp_path, wheel) is None
     git(tmp_path, "init", "--quiet")
     digest = commit(tmp_path, "first")
-    found = source_of_project(tmp_path)
+    found = source_of_project(tmp_path, wheel)
     assert found is not None
-    assert (found.name, found.digest) == (tmp_path.name, {"gitCommit": digest})
+    assert (found.name, found.digest) == ("plain", {"gitCommit": digest})
     (tmp_path / "more").touch()
-    assert source_of_project(tmp_path) is None
+    assert source_of_project(tmp_path, wheel) is None
 
 
 def test_a_wheel_that_was_built_again_is_attested_and_another_is_not(tmp_path: Path) -> None:

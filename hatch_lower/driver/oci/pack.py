@@ -13,7 +13,7 @@ from email.parser import HeaderParser
 from functools import partial
 from pathlib import Path
 
-from hatch_lower.canonical import canonical_json
+from hatch_lower.canonical import PIECE, canonical_json
 from hatch_lower.driver.contents import MANIFEST, find_contents
 from hatch_lower.driver.new_folder import folder_in_place
 from hatch_lower.driver.oci.layout import (
@@ -46,7 +46,6 @@ FILE_PATH = "org.cncf.model.filepath"
 TITLE = "org.opencontainers.image.title"  # the name that `oras pull` gives to a layer
 OUTSIDE = "hatch-lower-weights"  # the folder of weights that are not in the wheel
 DOCUMENT_FOLDERS = (".dist-info/sboms/", ".dist-info/licenses/")
-PIECE = 1 << 20
 
 
 class Packed(Frozen):

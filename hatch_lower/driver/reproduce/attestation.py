@@ -46,7 +46,7 @@ def statement_of(wheel: Path, sha256: str, source: Source | None, builder: str, 
     """Return an in-toto statement: the build from the sources has given the wheel again.
 
     Args:
-        builder: a URI that names who built again.
+        builder: the builder's URI.
         varied: the names of the differences between the two environments; values may have paths.
     """
     dependencies = [] if source is None else [{"name": source.name, "digest": dict(source.digest)}]
@@ -67,8 +67,8 @@ def statement_of(wheel: Path, sha256: str, source: Source | None, builder: str, 
     )
 
 
-def source_of_project(project: Path) -> Source | None:
-    """Return the commit of a project without uncommitted changes; `None` otherwise."""
+def source_of_project(project: Path, wheel: Path) -> Source | None:
+    """Return the commit of a wheel's project without uncommitted changes; `None` otherwise."""
     commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--", "."])
     try:
         commit, changes = (
@@ -77,7 +77,7 @@ def source_of_project(project: Path) -> Source | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return None if changes else Source(project.resolve().name, {"gitCommit": commit})
+    return None if changes else Source(wheel.name.partition("-")[0], {"gitCommit": commit})
 
 
 def source_of_sdist(sdist: Path) -> Source:
@@ -111,7 +111,7 @@ def verify(envelope: bytes, key: Path, where: str) -> Attested:
             "the attestation is not signed by the key",
             where=where,
             found=f"{len(given)} signatures, none by {key_name(public)}",
-            hint="name the public key of whoever built again; do not trust the file otherwise",
+            hint="name the builder's public key; do not trust the file otherwise",
         )
     return attested_in(object_in(statement, where), where)
 
