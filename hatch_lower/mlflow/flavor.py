@@ -19,9 +19,9 @@ from hatch_lower.driver.new_folder import folder_in_place
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.mlflow.library import import_mlflow, mlflow_answers
-from hatch_lower.mlflow.schema import fixed_arguments, mlflow_signature
 from hatch_lower.runtime.load import load
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.serving.tensors import served_inputs
 
 FLAVOR = "hatch_lower"
 PYTHON_ENV, REQUIREMENTS = "python_env.yaml", "requirements.txt"
@@ -61,12 +61,12 @@ def log_model(
 
     Raises:
         ProcessError: if MLflow is not installed.
-        ProgramError: if the wheel cannot be read, or has no such model, method or recipe.
-        InputError: if a parameter of the method is no tensor, or has a dtype that NumPy does not have.
+        ProgramError: if the wheel cannot be read, or has no such model, method or recipe, or if servers do not have the
+            dtype of a tensor.
         FetchError: if MLflow's server or store does not take the model.
     """
     mlflow = import_mlflow()
-    choose_in_wheel(Path(wheel), model, method, recipe)  # refused before a run is made
+    signature_for(choose_in_wheel(Path(wheel), model, method, recipe), method)  # refused before a run is made
     with mlflow_answers(f"model `{name}`"):
         return mlflow.models.Model.log(
             None, sys.modules[__name__], name=name, wheel=wheel, model=model, method=method, recipe=recipe, **options
@@ -87,8 +87,7 @@ def save_model(
     opened = choose_in_wheel(wheel, model, method, recipe)
     saved = SavedModel(wheel.name, sha256_file(wheel), opened.name, method, recipe)
     mlflow_model = mlflow.models.Model() if mlflow_model is None else mlflow_model
-    plan = next(iter(opened.recipes.values())).plan.methods[method]
-    mlflow_model.signature = mlflow_signature(plan, f"model `{opened.name}`, method `{method}`")
+    mlflow_model.signature = signature_for(opened, method)
     mlflow.pyfunc.add_to_model(mlflow_model, loader_module="hatch_lower.mlflow", python_env=PYTHON_ENV)
     mlflow_model.add_flavor(FLAVOR, hatch_lower_version=__version__, **vars(saved))
     with folder_in_place(Path(path), "model for MLflow", "path") as folder:
@@ -97,6 +96,17 @@ def save_model(
         version = ".".join(map(str, sys.version_info[:3]))
         (folder / PYTHON_ENV).write_text(f"python: {version}\ndependencies:\n- -r {REQUIREMENTS}\n", encoding="utf-8")
         mlflow_model.save(str(folder / "MLmodel"))
+
+
+def signature_for(opened: OpenedModel, method: str) -> Any:
+    """Return the `ModelSignature` of the tensors that a method takes: names, NumPy dtypes, and shapes."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    plan = next(iter(opened.recipes.values())).plan.methods[method]
+    inputs = served_inputs(plan, f"model `{opened.name}`, method `{method}`")
+    return ModelSignature(inputs=Schema([TensorSpec(np.dtype(each.dtype), each.shape, each.name) for each in inputs]))
 
 
 def load_model(address: str) -> LoadedModel:
@@ -112,8 +122,8 @@ def load_model(address: str) -> LoadedModel:
     return open_saved(Path(path))[0]
 
 
-def open_saved(path: Path) -> tuple[LoadedModel, str, dict[str, object]]:
-    """Return the model of a folder, the method that `predict` calls, and the method's fixed arguments."""
+def open_saved(path: Path) -> tuple[LoadedModel, str]:
+    """Return the model of a folder, and the method that `predict` calls."""
     saved = read_saved(path)
     wheel = path / saved.wheel
     if not wheel.is_file() or not is_file_of(wheel, wheel.stat().st_size, saved.sha256):
@@ -127,12 +137,11 @@ def open_saved(path: Path) -> tuple[LoadedModel, str, dict[str, object]]:
     try:
         folders = [folder.path for _, folder, models in unpack_models(wheel, Path(work.name)) if saved.model in models]
         loaded = load(folders[0] / saved.model, recipe=saved.recipe)
-        opened = choose_in_wheel(wheel, saved.model, saved.method, saved.recipe)
     except BaseException:
         work.cleanup()
         raise
     weakref.finalize(loaded, work.cleanup)  # a loaded model maps its files
-    return loaded, saved.method, fixed_arguments(opened.recipes[loaded.recipe].plan.methods[saved.method])
+    return loaded, saved.method
 
 
 def read_saved(path: Path) -> SavedModel:

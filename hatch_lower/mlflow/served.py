@@ -2,73 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hatch_lower.errors import InputError
+from hatch_lower.format.tree import Leaf
 from hatch_lower.mlflow.flavor import open_saved
-from hatch_lower.runtime.loaded import LoadedModel, arrays_of
-from hatch_lower.runtime.texts import in_library
+from hatch_lower.runtime.loaded import LoadedModel, loaded_plan
+from hatch_lower.runtime.serving.method import NamedCall
+from hatch_lower.runtime.serving.tensors import output_names, served_inputs
 
 
 class ServedModel:
     """A method of a model; MLflow calls `predict`."""
 
-    def __init__(self, model: LoadedModel, method: str, fixed: Mapping[str, object]) -> None:
-        self._model, self._method, self._fixed = model, method, fixed
+    def __init__(self, model: LoadedModel, method: str) -> None:
+        plan = loaded_plan(model)
+        assert plan is not None, "a model of a wheel has a plan"
+        where = f"model `{model.name}`, method `{method}`"
+        inputs = [tensor.name for tensor in served_inputs(plan.methods[method], where)]
+        outputs = output_names(plan.methods[method], set(inputs))
+        self._where, self._signature = where, model.signature(method)
+        self._is_single = isinstance(plan.methods[method].outputs, Leaf)
+        self._call = NamedCall(model, method, inputs, outputs)
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
         """Call the method.
 
         Args:
-            model_input: arrays by parameter, as the signature names them.
+            model_input: arrays by the names of the signature.
 
         Returns:
-            The method's output as an array; several outputs as arrays by path: `0`, `boxes`, `boxes.0`.
-            `bfloat16` becomes `float32`.
+            The method's output as an array; several outputs as arrays by name. `bfloat16` becomes `float32`.
         """
         if not isinstance(model_input, Mapping):
             raise InputError(
                 "MLflow gives the model no arrays by name",
-                where=f"model `{self._model.name}`, method `{self._method}`",
+                where=self._where,
                 found=f"`{type(model_input).__name__}`",
-                hint=f"give a dict: {self._model.signature(self._method)}",
+                hint=f"give a dict: {self._signature}",
             )
-        library = arrays_of(self._model)
-        arguments = {name: in_library(value, library) for name, value in model_input.items()}
-        found = dict(leaves_of(self._model[self._method](**arguments, **self._fixed), ""))
-        return found[""] if found.keys() == {""} else found
+        found = self._call(model_input)
+        return next(iter(found.values())) if self._is_single else found
 
 
 def load_pyfunc(path: str) -> ServedModel:
     """Load the model in a folder of MLflow; `mlflow.pyfunc` calls this function."""
     return ServedModel(*open_saved(Path(path)))
-
-
-def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays in an output, by path; `None` has none."""
-    if value is None:
-        return
-    if isinstance(value, Mapping):
-        members = dict(value)
-    elif is_dataclass(value):
-        members = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif isinstance(value, tuple | list):
-        names = getattr(value, "_fields", range(len(value)))
-        members = dict(zip(names, value, strict=True))
-    else:
-        yield path, as_numpy(value)
-        return
-    for name, member in members.items():
-        yield from leaves_of(member, f"{path}.{name}" if path else str(name))
-
-
-def as_numpy(value: Any) -> Any:
-    import numpy as np
-
-    if not hasattr(value, "detach"):
-        return np.asarray(value)
-    tensor = value.detach().cpu()
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()

@@ -126,7 +126,8 @@ def in_numpy(array: Any, arrays: Arrays) -> Any:
     if isinstance(array, arrays.kind):
         array = arrays.on_host(array)
     if hasattr(array, "numpy"):
-        return array.numpy()
+        # NumPy has no bfloat16
+        return (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
     try:
         return numpy.asarray(array)
     except ValueError as error:

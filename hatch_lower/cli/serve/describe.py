@@ -6,20 +6,20 @@ The method is called here with its packaged example inputs, which gives dtypes a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.arguments import LiteralInput, SymbolInput, TensorInput
+from hatch_lower.format.arguments import LiteralInput, TensorInput
 from hatch_lower.format.constants import holds_state
 from hatch_lower.format.expression import symbols_in
 from hatch_lower.format.graph import DelegateCall, walk_instructions
 from hatch_lower.format.manifest import Manifest
-from hatch_lower.format.plan import MethodPlan, Plan, input_paths
-from hatch_lower.format.served import ANY, DATATYPES, ServedMethod, ServedTensor
-from hatch_lower.format.tree import leaf_paths
+from hatch_lower.format.plan import MethodPlan, Plan
+from hatch_lower.format.served import ANY, ServedMethod, ServedTensor
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.serving.tensors import checked_dtype, output_names, served_inputs
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.loaded import LoadedModel
@@ -151,47 +151,6 @@ def refuse_state(plan: Plan, method: MethodPlan, where: str) -> None:
             found=", ".join(changed) or "state in a delegate",
             hint="serve other methods with `--method`, or export a method that takes the state and returns it",
         )
-
-
-def served_inputs(plan: MethodPlan, where: str) -> tuple[ServedTensor, ...]:
-    names = tensor_names(input_paths(plan), "input", set())
-    found = []
-    for name, path, entry in zip(names, input_paths(plan), plan.inputs, strict=True):
-        if isinstance(entry, SymbolInput):
-            found.append(ServedTensor(name, "int64", ()))
-        elif isinstance(entry, TensorInput):
-            shape = tuple(size if isinstance(size, int) else ANY for size in entry.shape)
-            found.append(ServedTensor(name, checked_dtype(entry.dtype, f"{where}, input `{path}`"), shape))
-    return tuple(found)
-
-
-def checked_dtype(dtype: str, where: str) -> str:
-    if dtype not in DATATYPES:
-        raise ProgramError(
-            f"servers have no dtype for {dtype}",
-            where=where,
-            found=f"they have {', '.join(DATATYPES)}",
-            hint="export a method that takes and returns tensors of these dtypes",
-        )
-    return dtype
-
-
-def output_names(plan: MethodPlan, used: set[str]) -> list[str]:
-    paths = list(leaf_paths(plan.outputs, ""))
-    return tensor_names(paths, "output", used)
-
-
-def tensor_names(paths: Sequence[str], noun: str, used: set[str]) -> list[str]:
-    """Return names of letters, digits and underscores for paths such as `batch["image"][0]`, each once."""
-    names: list[str] = []
-    for path in paths:
-        name = re.sub(r"[^A-Za-z0-9_]+", "_", path).strip("_")
-        if not name or name[0].isdigit() or name in used:
-            name = f"{noun}_{name}".rstrip("_")
-        while name in used or name in names:
-            name += "_"
-        names.append(name)
-    return names
 
 
 def batched(described: Described, loaded: LoadedModel) -> Described:

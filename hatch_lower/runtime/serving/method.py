@@ -24,38 +24,37 @@ Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
 
-class MethodCaller:
+class NamedCall:
     """A loaded method, called with arrays by name. Several threads may call at once."""
 
-    def __init__(self, served: ServedMethod, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, method: str, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         plan = loaded_plan(loaded)
-        if plan is None or served.method not in plan.methods:
+        if plan is None or method not in plan.methods:
             raise ProgramError(
-                f"the model `{served.model}` has no lowered method `{served.method}`",
-                found="an editable install that runs eagerly" if plan is None else nearest(served.method, plan.methods),
+                f"the model `{loaded.name}` has no lowered method `{method}`",
+                found="an editable install that runs eagerly" if plan is None else nearest(method, plan.methods),
                 hint="install the wheel from which the server's files were written",
             )
-        self.served = served
+        self._name, self._inputs, self._outputs = loaded.name, inputs, outputs
         self._arrays = arrays_of(loaded)
-        self._plan: MethodPlan = plan.methods[served.method]
-        self._call = loaded.methods[served.method]
-        self._leaves = take_apart(served.method, self._plan.outputs, "output")
+        self._plan: MethodPlan = plan.methods[method]
+        self._call = loaded.methods[method]
+        self._leaves = take_apart(method, self._plan.outputs, "output")
 
-    def call(self, given: Arrays) -> dict[str, Array]:
+    def __call__(self, given: Arrays) -> dict[str, Array]:
         """Return the outputs by name for the inputs by name.
 
         Raises:
             InputError: for a missing or unknown input, or for arrays that the method refuses.
             CallError: for a failure of an engine.
         """
-        names = [tensor.name for tensor in self.served.inputs]
-        if given.keys() != set(names):
+        if given.keys() != set(self._inputs):
             raise InputError(
-                f"model `{self.served.name}` takes the inputs {names_in_quotes(names)}",
+                f"model `{self._name}` takes the inputs {names_in_quotes(self._inputs)}",
                 found=names_in_quotes(sorted(given)),
                 hint="send each input once, by its name",
             )
-        tensors = iter([lowered_rank(given[tensor.name], tensor) for tensor in self.served.inputs])
+        tensors = iter([given[name] for name in self._inputs])
         leaves = iter([self._leaf(entry, tensors) for entry in self._plan.inputs])
         values = [(each, build_tree(each.tree, leaves.__next__)) for each in self._plan.parameters]
         results = self._leaves(
@@ -64,10 +63,34 @@ class MethodCaller:
                 **{each.name: value for each, value in values if each.kind == "keyword"},
             )
         )
-        return {
-            tensor.name: lifted_rank(in_numpy(result, self._arrays), tensor)
-            for tensor, result in zip(self.served.outputs, results, strict=True)
-        }
+        return {name: in_numpy(result, self._arrays) for name, result in zip(self._outputs, results, strict=True)}
+
+    def _leaf(self, entry: object, tensors: Any) -> object:
+        if isinstance(entry, LiteralInput):
+            return self._arrays.special(entry.value) if isinstance(entry.value, Special) else entry.value
+        array = next(tensors)
+        if isinstance(entry, SymbolInput):
+            return int(array.item()) if array.size == 1 and array.dtype == np.int64 else array
+        assert isinstance(entry, TensorInput)
+        # torch takes no memory that cannot be written to
+        return in_library(np.require(array, requirements=["C", "W"]), self._arrays)
+
+
+class MethodCaller:
+    """A method as a model of a server: ranks as the server has them, and joined requests."""
+
+    def __init__(self, served: ServedMethod, loaded: LoadedModel) -> None:
+        names = ([tensor.name for tensor in tensors] for tensors in (served.inputs, served.outputs))
+        self.served = served
+        self._named = NamedCall(loaded, served.method, *names)
+
+    def call(self, given: Arrays) -> dict[str, Array]:
+        """Return the outputs by name for the inputs by name; errors are those of `NamedCall`."""
+        inputs = {tensor.name: tensor for tensor in self.served.inputs}
+        found = self._named(
+            {name: lowered_rank(array, inputs[name]) if name in inputs else array for name, array in given.items()}
+        )
+        return {tensor.name: lifted_rank(found[tensor.name], tensor) for tensor in self.served.outputs}
 
     def call_each(self, requests: Sequence[Arrays]) -> list[dict[str, Array] | Exception]:
         """Return the outputs of each request, or the request's own error; requests are joined where possible."""
@@ -106,16 +129,6 @@ class MethodCaller:
             raise ValueError("outputs of another number of rows than the inputs")
         parts = {name: np.split(array, ends[:-1]) for name, array in outputs.items()}
         return [{name: rows[position] for name, rows in parts.items()} for position in range(len(requests))]
-
-    def _leaf(self, entry: object, tensors: Any) -> object:
-        if isinstance(entry, LiteralInput):
-            return self._arrays.special(entry.value) if isinstance(entry.value, Special) else entry.value
-        array = next(tensors)
-        if isinstance(entry, SymbolInput):
-            return int(array.item()) if array.size == 1 and array.dtype == np.int64 else array
-        assert isinstance(entry, TensorInput)
-        # torch takes no memory that cannot be written to
-        return in_library(np.require(array, requirements=["C", "W"]), self._arrays)
 
 
 def lowered_rank(array: Array, tensor: ServedTensor) -> Array:
