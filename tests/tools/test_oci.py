@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +26,8 @@ from support.weights import checkpoint, write_outside
 import hatch_lower
 from hatch_lower.canonical import recorded_digest, sha256_bytes
 from hatch_lower.cli.entry import main
+from hatch_lower.driver.oci import pack
+from hatch_lower.driver.oci.layout import BlobWriter
 from hatch_lower.driver.oci.pack import CODE_TYPE, WEIGHTS_TYPE
 
 EMPTY: Mapping[str, bytes] = MappingProxyType({})
@@ -175,6 +178,34 @@ def test_a_tag_of_another_artifact_is_refused_and_the_layout_stays(tmp_path: Pat
     assert files_below(layout) == before
     assert run("oci", wheel_of(tmp_path), "--to", layout).exit_code == 0  # the same artifact again
     assert files_below(layout) == before
+
+
+def test_a_layout_is_locked_while_an_artifact_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    layout, _ = packed(tmp_path)
+    write = pack.write_artifact
+
+    def write_while_another_process_tries(*arguments: Any) -> Any:
+        descriptor = os.open(layout, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+        return write(*arguments)
+
+    monkeypatch.setattr(pack, "write_artifact", write_while_another_process_tries)
+    done = run("oci", wheel_of(tmp_path, "2.0"), "--to", layout)
+    assert done.exit_code == 0, done.output
+
+
+def test_two_writers_of_a_layout_do_not_mix_their_bytes(tmp_path: Path) -> None:
+    one, two = BlobWriter(tmp_path), BlobWriter(tmp_path)
+
+    def pieces() -> Iterator[bytes]:
+        yield b"a"
+        two.write("x/y", [b"other"], {})
+        yield b"b"
+
+    assert (tmp_path / "blobs/sha256" / one.write("x/y", pieces(), {}).sha256).read_bytes() == b"ab"
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:

@@ -12,12 +12,16 @@ Source: image-layout.md, manifest.md and descriptor.md of the OCI image specific
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.cache.locks import hold
 from hatch_lower.canonical import canonical_json, is_file_of
 from hatch_lower.errors import PackageError, ProgramError, nearest
 from hatch_lower.format.codec import Damage, parse_json, refuse_damaged_file
@@ -54,26 +58,41 @@ class BlobWriter:
     def __init__(self, layout: Path) -> None:
         self._folder = layout / BLOBS
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._new: list[Path] = []
+        # a name of its own: where locks are not available, another process may write at the same time
+        self._part = self._folder / f".part-{secrets.token_hex(8)}"
+        self._new = [self._part]
 
     def write(self, kind: str, pieces: Iterable[bytes | memoryview], annotations: Mapping[str, str]) -> Descriptor:
         """Write a blob of a media type, and return its descriptor."""
-        digest, size, part = hashlib.sha256(), 0, self._folder / ".part"
-        self._new.append(part)
-        with part.open("wb") as file:
+        digest, size = hashlib.sha256(), 0
+        with self._part.open("wb") as file:
             for piece in pieces:
                 digest.update(piece)
                 size += file.write(piece)
         path = self._folder / digest.hexdigest()
         if not is_file_of(path, size, digest.hexdigest()):
             self._new.append(path)
-            part.replace(path)
-        part.unlink(missing_ok=True)
+            self._part.replace(path)
+        self._part.unlink(missing_ok=True)
         return Descriptor(kind, size, digest.hexdigest(), annotations)
 
     def remove(self) -> None:
         for path in self._new:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def other_writers_waiting(layout: Path) -> Iterator[None]:
+    """Let other processes wait that write into the layout, whose index they would replace; Windows has no such lock."""
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(layout, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        hold(layout, descriptor)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_layout(folder: Path) -> bool:

@@ -24,9 +24,11 @@ from hatch_lower.driver.oci.layout import (
     add_to_index,
     checked_tag,
     is_layout,
+    other_writers_waiting,
     read_layout_index,
 )
 from hatch_lower.driver.opened_wheel import OpenedWheel, open_wheel
+from hatch_lower.driver.signals import ending_on_signals
 from hatch_lower.errors import PackageError, ProcessError, refused_error
 from hatch_lower.format.constants import CHECK_FILE, CONSTANTS_FILES
 from hatch_lower.format.weights import WeightsSource
@@ -98,7 +100,8 @@ def layout_opened(layout: Path) -> Iterator[Path]:
             yield unfinished
         return
     try:
-        yield layout
+        with ending_on_signals(), other_writers_waiting(layout):
+            yield layout
     except OSError as error:
         raise refused_error(error, str(layout)) or ProcessError(
             "the artifact cannot be written", where=str(error.filename or layout), found=error.strerror or str(error)
