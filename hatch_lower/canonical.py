@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -38,8 +39,12 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_stream(file: IO[bytes]) -> str:
+    return sha256_pieces(iter(lambda: file.read(PIECE), b""))
+
+
+def sha256_pieces(pieces: Iterable[bytes]) -> str:
     total = hashlib.sha256()
-    while piece := file.read(PIECE):
+    for piece in pieces:
         total.update(piece)
     return total.hexdigest()
 

@@ -4,7 +4,6 @@ loaded.
 
 from __future__ import annotations
 
-import csv
 import functools
 import os
 import shutil
@@ -28,15 +27,16 @@ from hatch_lower.driver.opened_wheel import (
     unreadable_wheel,
 )
 from hatch_lower.driver.sbom import FOLDER
+from hatch_lower.driver.whole_wheel import digests_in_record
 from hatch_lower.errors import ProgramError, size_text
-from hatch_lower.format.codec import encode
+from hatch_lower.format.codec import Damage, encode, refuse_damaged_file
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.format.results import SBOM_FILE
 from hatch_lower.format.weights import Weights, read_weights
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.files import PackagedFolder, Recorded, decode_record_digest, files_of, open_folder
+from hatch_lower.runtime.files import PackagedFolder, Recorded, files_of, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, find_recording_distributions, models_of
 
 MANIFEST = "_lowered/manifest.json"
@@ -290,9 +290,12 @@ def refuse_unlowered_wheel(wheel: OpenedWheel) -> None:
 
 def recorded_below(wheel: OpenedWheel, manifests: Collection[str]) -> dict[str, Recorded]:
     """Return, by manifest, the rows of a wheel's RECORD for the manifest's folder; no rows for an unlisted manifest."""
-    rows = csv.reader((wheel.metadata("RECORD") or "").splitlines())
+    try:
+        rows = digests_in_record(wheel.metadata("RECORD") or "")
+    except Damage as damage:
+        refuse_damaged_file(f"{wheel.path.name}: RECORD", damage.found)
     listed: dict[str, dict[str, str]] = {manifest.removesuffix("manifest.json"): {} for manifest in manifests}
-    for path, digest in ((row[0], decode_record_digest(row[1])) for row in rows if len(row) > 1):
+    for path, digest in rows.items():
         for folder in (f"{parent}/" for parent in PurePosixPath(path).parents):
             if folder in listed:
                 listed[folder][path.removeprefix(folder)] = digest

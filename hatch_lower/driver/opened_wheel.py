@@ -6,8 +6,10 @@ import mmap
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
+from hatch_lower.canonical import PIECE
 from hatch_lower.errors import ProgramError, reading_hint
 from hatch_lower.frozen import Frozen
 
@@ -48,6 +50,15 @@ class OpenedWheel(Frozen):
                 return memoryview(self.read(member))  # hatch-lower compresses none of these
             self.archive.open(information).close()  # sees that the member begins where the directory says
             return map_part(self.path, member_start(self.path, information), information.file_size)
+        except ARCHIVE_ERRORS as error:
+            raise unreadable_wheel(f"{self.path.name}: {member}", error) from error
+
+    def pieces(self, member: str) -> Iterator[bytes]:
+        """Yield the contents of a member of any size, which are compared with the checksum of the archive."""
+        try:
+            with self.archive.open(plain_member(self.archive, member)) as file:
+                while piece := file.read(PIECE):
+                    yield piece
         except ARCHIVE_ERRORS as error:
             raise unreadable_wheel(f"{self.path.name}: {member}", error) from error
 

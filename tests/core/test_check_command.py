@@ -512,6 +512,12 @@ def test_a_wheel_whose_manifest_is_not_the_recorded_one(net: Mapping[str, bytes]
     )
 
 
+def test_a_wheel_whose_record_is_no_table(net: Mapping[str, bytes], tmp_path: Path) -> None:
+    done = run(write_wheel(tmp_path / "net.whl", net, RECORD="x" * 200_000))
+    assert done.exit_code == 1
+    assert "found: a RECORD that is no table" in done.output
+
+
 def test_a_wheel_that_is_no_archive_or_is_damaged_inside(net: Mapping[str, bytes], tmp_path: Path) -> None:
     broken = tmp_path / "broken.whl"
     broken.write_bytes(b"not a zip file")

@@ -26,6 +26,7 @@ from support.weights import checkpoint, write_outside
 import hatch_lower
 from hatch_lower.canonical import recorded_digest, sha256_bytes
 from hatch_lower.cli.entry import main
+from hatch_lower.driver import opened_wheel
 from hatch_lower.driver.oci import pack
 from hatch_lower.driver.oci.layout import BlobWriter
 from hatch_lower.driver.oci.pack import CODE_TYPE, WEIGHTS_TYPE
@@ -220,7 +221,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tag", ["1.0+cpu", "", "a/b", "x" * 129])
 def test_a_tag_that_oci_does_not_allow_is_refused(tmp_path: Path, tag: str) -> None:
-    wheel = wheel_of(tmp_path, version=tag or "1+local")
+    wheel = wheel_of(tmp_path, version="1+local")
     done = run("oci", wheel, "--to", tmp_path / "layout", *(["--tag", tag] if tag else []))
     assert "OCI does not allow the tag" in done.output
     assert not (tmp_path / "layout").exists()
@@ -237,6 +238,61 @@ def test_a_wheel_without_lowered_models_is_refused(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path / "digits-1.0-py3-none-any.whl", {})
     done = run("oci", wheel, "--to", tmp_path / "layout")
     assert (done.exit_code, (tmp_path / "layout").exists()) == (1, False)
+
+
+def rewritten(wheel: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
+    """Change the members of a wheel, and leave its RECORD as it is."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    change(files)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return wheel
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda files: files.update({"digits/code.py": b""}), "other contents of `digits/code.py`"),
+        (
+            lambda files: files.pop("digits/_lowered/net/constants.safetensors"),
+            "no file `digits/_lowered/net/constants",
+        ),
+        (lambda files: files.update({"digits/more.py": b""}), "`digits/more.py`, which the RECORD does not list"),
+        (lambda files: files.pop("digits-1.0.dist-info/RECORD"), "0 files `RECORD` of wheels"),
+        (lambda files: files.update({"digits-1.0.dist-info/RECORD": b"x" * 200_000}), "a RECORD that is no table"),
+        (lambda files: files.pop("digits-1.0.dist-info/METADATA"), "no field `Name` in METADATA"),
+        (lambda files: files.update({"digits/../more.py": b""}), "the wheel has a file that an artifact cannot have"),
+    ],
+)
+def test_a_wheel_that_could_not_be_unpacked_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, bytes]], object], found: str
+) -> None:
+    done = run("oci", rewritten(wheel_of(tmp_path), change), "--to", tmp_path / "layout")
+    assert (done.exit_code, found in done.output) == (1, True), done.output
+    assert not (tmp_path / "layout").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_wheel_with_a_file_twice_is_refused(tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("digits/code.py", b"")
+    assert "`digits/code.py` twice" in run("oci", wheel, "--to", tmp_path / "layout").output
+
+
+def test_a_compressed_file_of_any_size_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened_wheel, "MOST_BYTES", 4096)
+    wheel = wheel_of(tmp_path, more={"digits/words.txt": b"word " * 1000})
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    assert run("oci", wheel, "--to", tmp_path / "layout").exit_code == 0
+    assert run("oci-unpack", tmp_path / "layout", "--to", tmp_path / "site").exit_code == 0
+    assert files_below(tmp_path / "site") == files
 
 
 def test_changed_bytes_are_refused_and_nothing_is_left(tmp_path: Path) -> None:

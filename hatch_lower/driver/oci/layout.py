@@ -62,7 +62,7 @@ class BlobWriter:
         self._part = self._folder / f".part-{secrets.token_hex(8)}"
         self._new = [self._part]
 
-    def write(self, kind: str, pieces: Iterable[bytes | memoryview], annotations: Mapping[str, str]) -> Descriptor:
+    def write(self, kind: str, pieces: Iterable[bytes], annotations: Mapping[str, str]) -> Descriptor:
         """Write a blob of a media type, and return its descriptor."""
         digest, size = hashlib.sha256(), 0
         with self._part.open("wb") as file:
@@ -112,8 +112,11 @@ def add_to_index(layout: Path, entry: Descriptor) -> None:
     if is_layout(layout):
         known = read_layout_json(layout / INDEX_FILE)
     part = layout / f".{INDEX_FILE}.part"
-    part.write_bytes(canonical_json({**known, "manifests": [*known["manifests"], entry.json()]}))
-    part.replace(layout / INDEX_FILE)
+    try:
+        part.write_bytes(canonical_json({**known, "manifests": [*known["manifests"], entry.json()]}))
+        part.replace(layout / INDEX_FILE)
+    finally:
+        part.unlink(missing_ok=True)
     (layout / VERSION_FILE).write_bytes(canonical_json(VERSION))
 
 

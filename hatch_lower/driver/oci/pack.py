@@ -6,10 +6,9 @@ Layers with equal contents have equal digests, so a registry stores the weights 
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from email.message import Message
-from email.parser import HeaderParser
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +28,11 @@ from hatch_lower.driver.oci.layout import (
 )
 from hatch_lower.driver.opened_wheel import OpenedWheel, open_wheel
 from hatch_lower.driver.signals import ending_on_signals
+from hatch_lower.driver.whole_wheel import distribution_headers, refuse_changed_wheel
 from hatch_lower.errors import PackageError, ProcessError, refused_error
+from hatch_lower.format.codec import Damage
 from hatch_lower.format.constants import CHECK_FILE, CONSTANTS_FILES
+from hatch_lower.format.values import read_path
 from hatch_lower.format.weights import WeightsSource
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.sources import file_name
@@ -68,15 +70,16 @@ def pack_wheel(
         outside: weights that are not in the wheel, and their files.
 
     Raises:
-        ProgramError: for a wheel that cannot be read, or has no lowered models.
+        ProgramError: for a wheel that cannot be read, has no lowered models, or has other files than its RECORD lists.
         PackageError: for a tag that OCI does not allow, or that another artifact in the layout has, for a folder with
             other files, and for a wheel that installs files outside of its packages.
     """
     find_contents(wheel)
     opened = open_wheel(wheel)
-    metadata = HeaderParser().parsestr(opened.metadata("METADATA") or "")
+    metadata = distribution_headers(opened)
     tag = checked_tag(tag or str(metadata["Version"]), str(wheel))
-    refuse_data_files(opened)
+    refuse_members(opened)
+    refuse_changed_wheel(opened)
     with layout_opened(layout) as folder:
         before = read_layout_index(folder) if is_layout(folder) else []
         blobs = BlobWriter(folder)
@@ -108,8 +111,20 @@ def layout_opened(layout: Path) -> Iterator[Path]:
         ) from error
 
 
-def refuse_data_files(wheel: OpenedWheel) -> None:
-    found = next((name for name in wheel.members() if ".data/" in name.partition("/")[0] + "/"), "")
+def refuse_members(wheel: OpenedWheel) -> None:
+    """Raise `PackageError` for members that an unpacked artifact cannot have."""
+    names = [name for name in wheel.members() if not name.endswith("/")]
+    for name in names:
+        try:
+            read_path(name)
+        except Damage as damage:
+            raise PackageError(
+                "the wheel has a file that an artifact cannot have",
+                where=str(wheel.path),
+                found=damage.found,
+                hint="give the file another name",
+            ) from damage
+    found = next((name for name in names if ".data/" in name.partition("/")[0] + "/"), "")
     if found:
         raise PackageError(
             "the wheel installs files outside of its packages",
@@ -136,13 +151,12 @@ def wheel_layers(wheel: OpenedWheel, blobs: BlobWriter) -> Iterator[Descriptor]:
     lowered = tuple(name.removesuffix("manifest.json") for name in wheel.members() if name.endswith(f"/{MANIFEST}"))
     for name in sorted(name for name in wheel.members() if not name.endswith("/")):
         if name.startswith(lowered) and name.endswith(CONSTANTS_FILES):
-            contents = wheel.map(name)
-            yield blobs.write(WEIGHTS_TYPE, cut_in_pieces(contents), {FILE_PATH: name, TITLE: name})
+            yield blobs.write(WEIGHTS_TYPE, wheel.pieces(name), {FILE_PATH: name, TITLE: name})
         else:
             files[role_of(name, lowered)].append(name)
     for kind, names in files.items():
         if names:
-            yield tar_layer(kind, names, wheel.map, blobs)
+            yield tar_layer(kind, names, wheel, blobs)
 
 
 def role_of(name: str, lowered: tuple[str, ...]) -> str:
@@ -166,21 +180,16 @@ def outside_layer(source: WeightsSource, path: Path, blobs: BlobWriter) -> Descr
     return layer
 
 
-def cut_in_pieces(contents: memoryview) -> Iterator[memoryview]:
-    yield from (contents[begin : begin + PIECE] for begin in range(0, len(contents), PIECE))
-
-
-def tar_layer(kind: str, names: Iterable[str], read: Callable[[str], memoryview], blobs: BlobWriter) -> Descriptor:
+def tar_layer(kind: str, names: Iterable[str], wheel: OpenedWheel, blobs: BlobWriter) -> Descriptor:
     """Write files as a tar archive whose bytes depend on names and contents alone."""
 
-    def pieces() -> Iterator[bytes | memoryview]:
+    def pieces() -> Iterator[bytes]:
         for name in names:
-            contents = read(name)
             information = tarfile.TarInfo(name)
-            information.size, information.mode = len(contents), 0o644
+            information.size, information.mode = wheel.archive.getinfo(name).file_size, 0o644
             yield information.tobuf(tarfile.PAX_FORMAT)
-            yield from cut_in_pieces(contents)
-            yield bytes(-len(contents) % tarfile.BLOCKSIZE)
+            yield from wheel.pieces(name)
+            yield bytes(-information.size % tarfile.BLOCKSIZE)
         yield bytes(2 * tarfile.BLOCKSIZE)
 
     return blobs.write(kind, pieces(), {TITLE: f"{TAR_TYPES[kind]}.tar"})

@@ -6,7 +6,6 @@ RECORD of the wheel.
 
 from __future__ import annotations
 
-import csv
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -26,13 +25,11 @@ from hatch_lower.driver.oci.layout import (
     read_manifest_blob,
 )
 from hatch_lower.driver.oci.pack import ARTIFACT_TYPE, FILE_PATH, OUTSIDE, TAR_TYPES, WEIGHTS_TYPE
+from hatch_lower.driver.whole_wheel import record_difference
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import read_path
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.files import decode_record_digest
-
-RECORD = "RECORD"
 
 
 class Unpacked(Frozen):
@@ -114,26 +111,13 @@ def write_new(folder: Path, name: str, pieces: Iterator[bytes]) -> None:
 def check_unpacked(folder: Path, where: str) -> int:
     """Compare the files with the RECORD of their wheel, and return their number."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    records = [name for name in files if name.endswith(f".dist-info/{RECORD}") and name.count("/") == 1]
-    if len(records) != 1:
-        raise refused_unpacked(where, f"{len(records)} files `{RECORD}` of wheels")
-    rows = [row for row in csv.reader(files[records[0]].read_text("utf-8", "replace").splitlines()) if len(row) > 1]
-    listed = {row[0]: decode_record_digest(row[1]) for row in rows if row[0] != records[0]}
-    for name, digest in sorted(listed.items()):
-        if name not in files:
-            raise refused_unpacked(where, f"no file `{name}`")
-        if sha256_file(files[name]) != digest:
-            raise refused_unpacked(where, f"other contents of `{name}`")
-    unlisted = {name for name in files.keys() - listed.keys() - {records[0]} if not name.startswith(f"{OUTSIDE}/")}
-    if unlisted:
-        raise refused_unpacked(where, f"`{min(unlisted)}`, which the RECORD does not list")
+    names = [name for name in files if not name.startswith(f"{OUTSIDE}/")]
+    found = record_difference(names, lambda name: files[name].read_bytes(), lambda name: sha256_file(files[name]))
+    if found:
+        raise ProgramError(
+            "the artifact's files are not those of a wheel",
+            where=where,
+            found=found,
+            hint="write the artifact again from its wheel: `hatch-lower oci WHEEL --to LAYOUT`",
+        )
     return len(files)
-
-
-def refused_unpacked(where: str, found: str) -> ProgramError:
-    return ProgramError(
-        "the artifact's files are not those of a wheel",
-        where=where,
-        found=found,
-        hint="write the artifact again from its wheel: `hatch-lower oci WHEEL --to LAYOUT`",
-    )
