@@ -110,16 +110,27 @@ def read_record(kind: type[Record], path: Path) -> Record:
 
 
 def parse_json(data: bytes, where: str) -> object:
-    """Return the JSON value in `data`, which must be UTF-8 without NaN, infinity and lone surrogates."""
+    """Return the JSON value in a packaged file; raise `ProgramError` for other bytes."""
+    try:
+        return json_value(data)
+    except Damage as damage:
+        refuse_damaged_file(where, damage.found)
+
+
+def json_value(data: bytes) -> object:
+    """Return the JSON value in `data`, which must be UTF-8 without NaN, infinity and lone surrogates.
+
+    Raises `Damage` for other bytes.
+    """
     try:
         text = data.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse_constant)
         if "\\u" in text:  # only an escape can write a lone surrogate
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
-        refuse_damaged_file(where, "JSON that nests too deeply")
+        raise Damage("JSON that nests too deeply") from None
     except ValueError as error:
-        refuse_damaged_file(where, f"no JSON: {error}")
+        raise Damage(f"no JSON: {error}") from error
     return value
 
 

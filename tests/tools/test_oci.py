@@ -110,6 +110,13 @@ def tar_of(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
     return file.getvalue()
 
 
+def tar_header(kind: bytes, size: int, data: bytes = b"") -> bytes:
+    """Return a header for a member of any size, and a block of data."""
+    information = tarfile.TarInfo("x")
+    information.type, information.size = kind, size
+    return information.tobuf(tarfile.GNU_FORMAT) + (data.ljust(tarfile.BLOCKSIZE, b"\0") if data else b"")
+
+
 def test_an_unpacked_artifact_has_the_files_of_the_wheel(tmp_path: Path) -> None:
     layout, report = packed(tmp_path)
     assert report["tag"] == "1.0"
@@ -325,8 +332,13 @@ def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
         (tar_of("digits/link", tarfile.SYMTYPE), "`digits/link` is not a plain file"),
         (tar_of("digits/link", tarfile.LNKTYPE), "`digits/link` is not a plain file"),
         (tar_of("digits/device", tarfile.CHRTYPE), "`digits/device` is not a plain file"),
-        (tar_of("digits/_lowered/manifest.json"), "`digits/_lowered/manifest.json` is in two layers"),
+        (tar_of("digits/_lowered/manifest.json"), "`digits/_lowered/manifest.json` is there twice"),
+        (tar_of("digits/_lowered/manifest.json/x"), "is there twice, as a file or as a folder"),
+        (tar_of("digits/_lowered/manifest.json/x/y"), "is there twice, as a file or as a folder"),
         (tar_of("digits/more.py"), "files `RECORD` of wheels"),
+        (tar_header(tarfile.XHDTYPE, 1 << 40), "no tar archive: "),
+        (tar_header(tarfile.REGTYPE, 1 << 80), "no tar archive: "),
+        (tar_header(tarfile.GNUTYPE_LONGNAME, 5, b"name") * 2000, "error: the artifact"),
         (b"no archive", "no tar archive"),
     ],
 )
@@ -336,6 +348,17 @@ def test_an_archive_of_other_files_is_refused(tmp_path: Path, data: bytes, found
     done = run("oci-unpack", layout, "--to", tmp_path / "site")
     assert (done.exit_code, (tmp_path / "site").exists()) == (1, False)
     assert found in done.output
+
+
+@pytest.mark.parametrize("name", ["hatch-lower-weights/more.py", f"hatch-lower-weights/{'0' * 64}.safetensors"])
+def test_a_file_beside_weights_that_is_not_named_by_its_contents_is_refused(tmp_path: Path, name: str) -> None:
+    for kind, data in ((CODE_TYPE, tar_of(name)), (WEIGHTS_TYPE, b"other")):
+        layout, _ = packed(tmp_path / kind.rsplit(".", 1)[-1])
+        layer = {"mediaType": kind, "size": len(data), "digest": f"sha256:{write_blob(layout, data)}"}
+        layer["annotations"] = {"org.cncf.model.filepath": name}
+        replace_blob(layout, lambda manifest, layer=layer: manifest["layers"].append(layer))
+        done = run("oci-unpack", layout, "--to", tmp_path / "site")
+        assert f"found: `{name}`, which the RECORD does not list" in done.output
 
 
 def test_files_that_differ_from_the_record_are_refused(tmp_path: Path) -> None:
@@ -364,6 +387,60 @@ def test_a_manifest_of_another_form_is_refused(tmp_path: Path, change: dict[str,
     done = run("oci-unpack", layout, "--to", tmp_path / "site")
     assert done.exit_code == 1
     assert found in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "no JSON: "),
+        ('{"manifests": [', "no JSON: "),
+        ("null", "no JSON object"),
+        ("[" * 100_000, "JSON that nests too deeply"),
+        (" " * (1 << 22), "no JSON: "),
+        (" " * (1 << 22) + " ", "more than 4194304 bytes"),
+        ("{}", "no list `manifests`"),
+    ],
+)
+def test_an_index_of_another_form_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    layout, _ = packed(tmp_path)
+    (layout / "index.json").write_text(text)
+    for arguments in (("oci-unpack", layout, "--to", tmp_path / "site"), ("oci", wheel_of(tmp_path), "--to", layout)):
+        done = run(*arguments)
+        assert (done.exit_code, "error: the artifact is damaged" in done.output, found in done.output) == (
+            1,
+            True,
+            True,
+        )
+        assert "fetch the artifact again" in done.output
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in folders")
+def test_a_pipe_in_a_layout_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    layout, report = packed(tmp_path)
+    for path in (
+        layout / "blobs/sha256" / report["layers"][0]["digest"].removeprefix("sha256:"),
+        layout / "index.json",
+    ):
+        path.unlink()
+        os.mkfifo(path)
+        assert "found: not a regular file" in run("oci-unpack", layout, "--to", tmp_path / "site").output
+
+
+def test_an_artifact_with_several_tags_is_the_only_artifact(tmp_path: Path) -> None:
+    layout, _ = packed(tmp_path)
+    assert run("oci", wheel_of(tmp_path), "--to", layout, "--tag", "latest").exit_code == 0
+    done = run("oci-unpack", layout, "--to", tmp_path / "site")
+    assert done.exit_code == 0, done.output
+
+
+def test_a_layout_without_models_says_what_it_has(tmp_path: Path) -> None:
+    layout, _ = packed(tmp_path)
+    index = json.loads((layout / "index.json").read_text())
+    index["manifests"][0]["mediaType"] = "application/vnd.docker.distribution.manifest.v2+json"
+    (layout / "index.json").write_text(json.dumps(index))
+    done = run("oci-unpack", layout, "--to", tmp_path / "site")
+    assert f"found: manifests: 1, of the type {MANIFEST_TYPE}: none" in done.output
+    assert "to do: fetch the artifact alone into a new layout" in done.output
 
 
 def test_a_folder_that_is_no_layout_is_refused(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.cache.locks import hold
-from hatch_lower.canonical import canonical_json, is_file_of
+from hatch_lower.canonical import canonical_json, is_file_of, open_file
 from hatch_lower.errors import PackageError, ProgramError, nearest
-from hatch_lower.format.codec import Damage, parse_json, refuse_damaged_file
+from hatch_lower.format.codec import Damage, json_value
 from hatch_lower.format.values import read_digest, read_natural, read_text
 from hatch_lower.frozen import Frozen
 
@@ -122,15 +122,18 @@ def add_to_index(layout: Path, entry: Descriptor) -> None:
 
 def choose_artifact(layout: Path, tag: str | None) -> Descriptor:
     """Return the artifact with a tag, or the only artifact; raise `ProgramError` without exactly one."""
-    found = [entry for entry in read_layout_index(layout) if entry.type == MANIFEST_TYPE]
+    entries = read_layout_index(layout)
+    found = [entry for entry in entries if entry.type == MANIFEST_TYPE]
     chosen = [entry for entry in found if tag is None or entry.annotations.get(TAG) == tag]
-    if len(chosen) != 1:
-        tags = [entry.annotations.get(TAG, "") for entry in found]
+    if len({entry.sha256 for entry in chosen}) != 1:  # an artifact may have several tags
+        tags = {entry.annotations[TAG] for entry in found if entry.annotations.get(TAG)}
         raise ProgramError(
-            "the layout has several artifacts" if len(chosen) > 1 else "there is no such artifact in the layout",
+            "the layout has several artifacts" if chosen else "there is no such artifact in the layout",
             where=str(layout),
-            found=nearest(tag or "", filter(None, tags)),
-            hint="select an artifact with `--tag`",
+            found=nearest(tag or "", tags)
+            if found
+            else f"manifests: {len(entries)}, of the type {MANIFEST_TYPE}: none",
+            hint="select an artifact with `--tag`" if tags - {tag} else "fetch the artifact alone into a new layout",
         )
     return chosen[0]
 
@@ -140,7 +143,7 @@ def read_blob(layout: Path, descriptor: Descriptor) -> Iterator[bytes]:
     path = layout / BLOBS / descriptor.sha256
     digest, size = hashlib.sha256(), 0
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while piece := file.read(min(1 << 20, descriptor.size + 1 - size)):
                 digest.update(piece)
                 size += len(piece)
@@ -170,7 +173,7 @@ def read_manifest_blob(layout: Path, descriptor: Descriptor) -> Json:
 
 def read_layout_json(path: Path) -> Json:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(MOST_JSON + 1)
     except OSError as error:
         raise ProgramError(
@@ -183,9 +186,12 @@ def read_layout_json(path: Path) -> Json:
 
 
 def read_object(data: bytes, where: str) -> Json:
-    value = parse_json(data, where) if len(data) <= MOST_JSON else None
-    if not isinstance(value, dict):
-        refuse_damaged_file(where, "no JSON object" if value is not None else f"more than {MOST_JSON} bytes")
+    with damage_named(where):
+        if len(data) > MOST_JSON:
+            raise Damage(f"more than {MOST_JSON} bytes")
+        value = json_value(data)
+        if not isinstance(value, dict):
+            raise Damage("no JSON object")
     return value
 
 
@@ -216,7 +222,12 @@ def damage_named(where: object) -> Iterator[None]:
     try:
         yield
     except Damage as damage:
-        refuse_damaged_file(str(where), damage.found)
+        raise ProgramError(
+            "the artifact is damaged",
+            where=str(where),
+            found=damage.found,
+            hint="fetch the artifact again, or write it again from its wheel: `hatch-lower oci WHEEL --to LAYOUT`",
+        ) from damage
 
 
 def checked_tag(tag: str, where: str) -> str:

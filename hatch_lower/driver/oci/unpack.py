@@ -30,6 +30,7 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import read_path
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.sources import file_name
 
 
 class Unpacked(Frozen):
@@ -49,7 +50,7 @@ def unpack_artifact(layout: Path, folder: Path, tag: str | None) -> Unpacked:
     with folder_in_place(folder, "artifact") as unfinished:
         for layer in layers:
             unpack_layer(layout, layer, unfinished)
-        files = check_unpacked(unfinished, str(layout))
+        files = check_unpacked(unfinished, layers, str(layout))
     weights = folder / OUTSIDE
     return Unpacked(files, sum(layer.size for layer in layers), weights if weights.is_dir() else None)
 
@@ -93,25 +94,28 @@ def unpack_archive(file: IO[bytes], folder: Path) -> None:
                 if source is None or member.issparse():
                     raise Damage(f"`{member.name[:200]}` is not a plain file")
                 write_new(folder, read_path(member.name), iter(partial(source.read, 1 << 20), b""))
-    except tarfile.TarError as error:
-        raise Damage(f"no tar archive: {error}") from error
+    # headers of other people: sizes beyond memory, names without end, numbers of any length
+    except (tarfile.TarError, ArithmeticError, MemoryError, RecursionError, ValueError) as error:
+        raise Damage(f"no tar archive: {type(error).__name__}: {error}") from error
 
 
 def write_new(folder: Path, name: str, pieces: Iterator[bytes]) -> None:
     path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:
             for piece in pieces:
                 file.write(piece)
-    except FileExistsError:
-        raise Damage(f"`{name}` is in two layers") from None
+    except (FileExistsError, NotADirectoryError):
+        raise Damage(f"`{name:.200}` is there twice, as a file or as a folder") from None
 
 
-def check_unpacked(folder: Path, where: str) -> int:
+def check_unpacked(folder: Path, layers: list[Descriptor], where: str) -> int:
     """Compare the files with the RECORD of their wheel, and return their number."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    names = [name for name in files if not name.startswith(f"{OUTSIDE}/")]
+    outside = {f"{OUTSIDE}/{file_name(layer.sha256)}" for layer in layers if layer.type == WEIGHTS_TYPE}
+    outside &= {layer.annotations.get(FILE_PATH) for layer in layers}
+    names = [name for name in files if name not in outside]
     found = record_difference(names, lambda name: files[name].read_bytes(), lambda name: sha256_file(files[name]))
     if found:
         raise ProgramError(
