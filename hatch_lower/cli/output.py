@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -45,10 +46,14 @@ def show_error(error: Exception) -> None:
 
 def write_output_file(path: Path, text: str, noun: str, *, append: bool = False) -> int:
     """Write a file, or append to a file; return the number of written bytes."""
+    is_new = not path.exists()
     try:
         with path.open("ab" if append else "wb") as file:
             return file.write(text.encode("utf-8", "backslashreplace"))
     except OSError as error:
+        if is_new:  # a part of the text is of no use
+            with contextlib.suppress(OSError):
+                path.unlink()
         raise PackageError(f"the {noun} cannot be written", where=str(path), found=str(error.strerror)) from error
 
 

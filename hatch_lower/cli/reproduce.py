@@ -6,10 +6,10 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,7 @@ from hatch_lower.canonical import sha256_file
 from hatch_lower.cli.arguments import FILE, FOLDER, OUTPUT, json_option
 from hatch_lower.cli.output import count, show, show_report, write_output_file
 from hatch_lower.driver.reproduce.attestation import (
+    Source,
     key_name,
     read_key_file,
     sign,
@@ -25,6 +26,7 @@ from hatch_lower.driver.reproduce.attestation import (
     statement_of,
 )
 from hatch_lower.errors import PackageError
+from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from hatch_lower.driver.diff.difference import Difference
@@ -71,7 +73,7 @@ def reproduce(
         raise click.UsageError("`--project` and `--sdist` exclude each other.")
     if attest is None and (key is not None or builder is not None):
         raise click.UsageError("`--key` and `--builder` are for `--attest`.")
-    builder = None if attest is None else checked_builder(builder, key)
+    attestation = None if attest is None else prepare_attestation(attest, key, builder, project, sdist, wheel)
     from hatch_lower.driver.diff.wheels import compare_wheels
     from hatch_lower.driver.reproduce.rebuild import rebuilt
 
@@ -95,20 +97,38 @@ def reproduce(
             keep_files(again, target)
             if not equal:
                 keep_diffoscope(wheel, target / again.wheel.name)
-        if attest is not None and builder is not None and equal:
-            source = source_of_project(project or Path(), wheel) if sdist is None else source_of_sdist(sdist)
-            statement = statement_of(wheel, digest, source, builder, again.variation.told)
-            write_output_file(attest, (statement if key is None else sign(statement, key)).decode(), "attestation")
+        if attestation is not None and equal:
+            attestation.write(wheel, digest, again.variation.told)
     show_report(report, as_json, lambda _: reproduction_lines(wheel, digest, differences))
     context.exit(0 if equal else 1)
 
 
-def checked_builder(builder: str | None, key: Path | None) -> str:
-    """Return the builder's URI; raise `ConfigError` for a key that cannot sign, before the build."""
-    name = "" if key is None else f"urn:hatch-lower:key:{key_name(read_key_file(key, private=True).public_key())}"
-    if builder is None and not name:
+class Attestation(Frozen):
+    """The attestation that is written if all bytes are equal."""
+
+    path: Path
+    key: Any  # the private key; `None` for a statement that another program signs
+    builder: str
+    source: Source | None
+
+    def write(self, wheel: Path, sha256: str, varied: Iterable[str]) -> None:
+        statement = statement_of(wheel, sha256, self.source, self.builder, varied)
+        data = statement if self.key is None else sign(statement, self.key)
+        write_output_file(self.path, data.decode(), "attestation")
+
+
+def prepare_attestation(
+    path: Path, key: Path | None, builder: str | None, project: Path | None, sdist: Path | None, wheel: Path
+) -> Attestation:
+    """Read what an attestation needs before the build: the build takes minutes, and meanwhile sources may change."""
+    private = None if key is None else read_key_file(key, private=True)
+    name = builder or ("" if private is None else f"urn:hatch-lower:key:{key_name(private.public_key())}")
+    if not name:
         raise click.UsageError("`--attest` needs `--key`, or `--builder` for a statement that another program signs.")
-    return builder or name
+    if not path.parent.is_dir():
+        raise PackageError("the attestation cannot be written", where=str(path), found="no such folder")
+    source = source_of_project(project or Path(), wheel) if sdist is None else source_of_sdist(sdist)
+    return Attestation(path, private, name, source)
 
 
 def prepare(keep: Path, wheel: Path) -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +27,10 @@ from support.venv import run
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.entry import main
-from hatch_lower.driver.reproduce.attestation import Source, sign, source_of_project, statement_of
+from hatch_lower.cli.output import write_output_file
+from hatch_lower.driver.reproduce import rebuild
+from hatch_lower.driver.reproduce.attestation import Source, read_key_file, sign, source_of_project, statement_of
+from hatch_lower.errors import PackageError
 
 PROJECT = """\
 [build-system]
@@ -65,7 +70,7 @@ def attested(folder: Path, kind: str = "Ed25519") -> tuple[Path, Path, Path]:
     wheel = wheel_at(folder)
     statement = statement_of(wheel, sha256_bytes(b"a wheel"), Source("plain", {"gitCommit": "0" * 40}), BUILDER, ["TZ"])
     path = folder / "attestation.json"
-    path.write_bytes(sign(statement, private))
+    path.write_bytes(sign(statement, read_key_file(private, private=True)))
     return path, wheel, public
 
 
@@ -148,20 +153,48 @@ def test_a_changed_attestation_is_refused(tmp_path: Path, part: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"payload": 1}', '{"payload": "!"}', '{"payload": "e30=", "signatures": [1, {"sig": []}]}'],
+    [
+        *("", "{", "[]", "{}", "[" * 100_000, " " * (1 << 20) + " ", '{"payload": 1}', '{"payload": "!"}'),
+        *('{"payload": "é"}', '{"payload": "e30=", "signatures": [1, {"sig": []}]}'),
+    ],
 )
 def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     path, wheel, public = attested(tmp_path)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     done = verify(path, wheel, public)
     assert done.exit_code == 1
-    assert isinstance(done.exception, SystemExit)
+    assert "error: the file is no attestation of `hatch-lower reproduce`" in done.output
+
+
+@pytest.mark.parametrize("other", ["AAAA", "!!", "é", None])
+def test_a_signature_that_is_none_does_not_hide_the_others(tmp_path: Path, other: str | None) -> None:
+    path, wheel, public = attested(tmp_path)
+    envelope = json.loads(path.read_bytes())
+    envelope["signatures"].insert(0, {"sig": other})
+    path.write_text(json.dumps(envelope))
+    assert verify(path, wheel, public).exit_code == 0
+    del envelope["signatures"][1]
+    path.write_text(json.dumps(envelope))
+    assert "the attestation is not signed by the key" in verify(path, wheel, public).output
+
+
+def test_base64_may_have_the_alphabet_of_urls(tmp_path: Path) -> None:
+    path, wheel, public = attested(tmp_path, "ECDSA")
+    envelope = json.loads(path.read_bytes())
+    data = base64.b64decode(envelope["payload"])
+    key = read_key_file(tmp_path / "key.pem", private=True)
+    while not set("+/") & set(envelope["signatures"][0]["sig"]):  # signatures of ECDSA are random
+        envelope = json.loads(sign(data, key))
+    sig = envelope["signatures"][0]["sig"]
+    envelope["signatures"][0]["sig"] = sig.replace("+", "-").replace("/", "_")
+    path.write_text(json.dumps(envelope))
+    assert verify(path, wheel, public).exit_code == 0
 
 
 @pytest.mark.parametrize("statement", [b"{}", b"[]", b'{"subject": []}', b'{"subject": [{"name": 1}], "predicate": 1}'])
 def test_a_signed_statement_of_another_form_is_refused(tmp_path: Path, statement: bytes) -> None:
     path, wheel, public = attested(tmp_path)
-    path.write_bytes(sign(statement, tmp_path / "key.pem"))
+    path.write_bytes(sign(statement, read_key_file(tmp_path / "key.pem", private=True)))
     done = verify(path, wheel, public)
     assert "the file is no attestation of `hatch-lower reproduce`" in done.output
 
@@ -180,6 +213,58 @@ def test_a_key_that_cannot_sign_is_refused_before_the_build_and_is_not_shown(tmp
         assert "the key for attestations cannot be used" in done.output, path
         assert "building" not in done.output
         assert not any(line in done.output for line in path.read_text().splitlines()[1:-1])
+
+
+@pytest.mark.parametrize(
+    ("der", "found"),
+    [
+        # the curve SM2
+        ("3059301306072a8648ce3d020106082a811ccf5501822d034200" + "04" + "11" * 64, "1.2.156.10197.1.301"),
+        ("", "no public key in PEM, or a damaged key"),
+    ],
+)
+def test_a_public_key_of_another_kind_is_refused(tmp_path: Path, der: str, found: str) -> None:
+    path, wheel, public = attested(tmp_path)
+    body = base64.b64encode(bytes.fromhex(der)).decode()
+    public.write_text(f"-----BEGIN PUBLIC KEY-----\n{body}\n-----END PUBLIC KEY-----\n")
+    done = verify(path, wheel, public)
+    assert (done.exit_code, found in done.output) == (1, True), done.output
+
+
+def test_a_curve_is_named(tmp_path: Path) -> None:
+    path, wheel, public = attested(tmp_path)
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    public.write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    assert "found: a key of the kind ECPublicKey, secp384r1" in verify(path, wheel, public).output
+
+
+@contextlib.contextmanager
+def rebuilt_as(wheel: Path, meanwhile: Callable[[], object]) -> Iterator[Any]:
+    meanwhile()
+    yield SimpleNamespace(wheel=wheel, variation=SimpleNamespace(told={"TZ": "UTC"}, places=()), log="")
+
+
+def test_key_and_sources_are_read_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel, (private, _), path = wheel_at(tmp_path), key_files(tmp_path), tmp_path / "attestation.json"
+    sdist = tmp_path / "plain-1.0.tar.gz"
+    sdist.write_bytes(b"before")
+
+    def change() -> None:
+        private.unlink()  # a pipe from a store of secrets can be read once
+        sdist.write_bytes(b"after")
+
+    monkeypatch.setattr(rebuild, "rebuilt", lambda *_: rebuilt_as(wheel, change))
+    done = reproduce(wheel, "--sdist", sdist, "--attest", path, "--key", private)
+    assert done.exit_code == 0, done.output
+    statement = json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))
+    (source,) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert source == {"name": sdist.name, "digest": {"sha256": sha256_bytes(b"before")}}
+
+
+def test_a_folder_that_is_missing_is_said_before_the_build(tmp_path: Path) -> None:
+    done = reproduce(wheel_at(tmp_path), "--attest", tmp_path / "none/a.json", "--builder", BUILDER)
+    assert "the attestation cannot be written" in done.output
+    assert "building" not in done.output
 
 
 @pytest.mark.parametrize(
@@ -224,3 +309,15 @@ def test_a_wheel_that_was_built_again_is_attested_and_another_is_not(tmp_path: P
     text = path.read_text()
     assert json.loads(text)["_type"] == "https://in-toto.io/Statement/v1"
     assert str(tmp_path) not in text
+
+
+def test_an_attestation_that_is_not_whole_is_not_left(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(PackageError, match="the attestation cannot be written"):
+            write_output_file(tmp_path / "a.json", "x" * 1000, "attestation")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

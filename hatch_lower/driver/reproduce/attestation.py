@@ -7,7 +7,6 @@ ECDSA over P-256.
 from __future__ import annotations
 
 import base64
-import binascii
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from hatch_lower import __version__
 from hatch_lower.canonical import canonical_json, sha256_bytes, sha256_file
 from hatch_lower.errors import ConfigError, PackageError, ProgramError
-from hatch_lower.format.codec import parse_json
+from hatch_lower.format.codec import Damage, json_value
 from hatch_lower.frozen import Frozen
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -84,9 +83,8 @@ def source_of_sdist(sdist: Path) -> Source:
     return Source(sdist.name, {"sha256": sha256_file(sdist)})
 
 
-def sign(statement: bytes, key: Path) -> bytes:
-    """Return a statement in a signed DSSE envelope, as JSON."""
-    private = read_key_file(key, private=True)
+def sign(statement: bytes, private: Any) -> bytes:
+    """Return a statement in a DSSE envelope, signed with a key of `read_key_file`, as JSON."""
     signature = {"keyid": key_name(private.public_key()), "sig": encoded(signed(private, signed_message(statement)))}
     return canonical_json({"payloadType": PAYLOAD_TYPE, "payload": encoded(statement), "signatures": [signature]})
 
@@ -100,17 +98,19 @@ def verify(envelope: bytes, key: Path, where: str) -> Attested:
     public = read_key_file(key, private=False)
     value = object_in(envelope, where)
     signatures = value.get("signatures")
-    statement = decoded_base64(value.get("payload"), where)
+    statement = decoded_base64(value.get("payload"))
+    if statement is None:
+        raise no_attestation(where, "no payload in base64")
     listed = signatures if isinstance(signatures, list) else []
     given = [each.get("sig") for each in listed if isinstance(each, dict)]
     message = signed_message(statement)
     if value.get("payloadType") != PAYLOAD_TYPE:
         raise no_attestation(where, f"the payload is {value.get('payloadType')!r:.80}")
-    if not any(is_signed_by(public, decoded_base64(each, where), message) for each in given):
+    if not any(is_signed_by(public, each, message) for each in given):
         raise ProgramError(
             "the attestation is not signed by the key",
             where=where,
-            found=f"{len(given)} signatures, none by {key_name(public)}",
+            found=f"signatures: {len(given)}, by {key_name(public)}: none",
             hint="name the builder's public key; do not trust the file otherwise",
         )
     return attested_in(object_in(statement, where), where)
@@ -147,17 +147,23 @@ def no_attestation(where: str, found: str) -> ProgramError:
 
 
 def object_in(data: bytes, where: str) -> Mapping[str, Any]:
-    value = parse_json(data, where) if len(data) <= MOST else None
+    try:
+        value = json_value(data) if len(data) <= MOST else None
+    except Damage as damage:
+        raise no_attestation(where, damage.found) from damage
     if not isinstance(value, dict):
-        raise no_attestation(where, "no JSON object")
+        raise no_attestation(where, "no JSON object" if len(data) <= MOST else f"more than {MOST} bytes")
     return value
 
 
-def decoded_base64(text: object, where: str) -> bytes:
+def decoded_base64(text: object) -> bytes | None:
+    """Return the bytes of a base64 text; `None` for any other value. DSSE allows both alphabets of base64."""
     try:
-        return base64.b64decode(text if isinstance(text, str) else "!", validate=True)
-    except binascii.Error as error:
-        raise no_attestation(where, f"no base64: {error}") from error
+        return (
+            base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True) if isinstance(text, str) else None
+        )
+    except ValueError:
+        return None
 
 
 def encoded(data: bytes) -> str:
@@ -171,6 +177,7 @@ def signed_message(statement: bytes) -> bytes:
 
 def read_key_file(path: Path, *, private: bool) -> Any:
     try:
+        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec, ed25519
     except ModuleNotFoundError as error:
@@ -182,13 +189,14 @@ def read_key_file(path: Path, *, private: bool) -> Any:
         key: Any = (
             serialization.load_pem_private_key(data, None) if private else serialization.load_pem_public_key(data)
         )
-    except (OSError, ValueError, TypeError) as error:
-        # no message repeats the contents, which may be a private key
-        raise refused_key(path, type(error).__name__ if isinstance(error, ValueError) else str(error)) from None
+    except (OSError, TypeError, UnsupportedAlgorithm) as error:
+        raise refused_key(path, str(error)) from None
+    except ValueError:  # its message may repeat the contents of a private key
+        raise refused_key(path, f"no {'private' if private else 'public'} key in PEM, or a damaged key") from None
     kinds = (ed25519.Ed25519PrivateKey, ed25519.Ed25519PublicKey)
-    curve = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) and key.curve.name == "secp256r1"
-    if not curve and not isinstance(key, kinds):
-        raise refused_key(path, f"a key of the kind {type(key).__name__}")
+    is_curve = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey)
+    if not (is_curve and key.curve.name == "secp256r1") and not isinstance(key, kinds):
+        raise refused_key(path, f"a key of the kind {type(key).__name__}{f', {key.curve.name}' if is_curve else ''}")
     return key
 
 
@@ -197,8 +205,8 @@ def refused_key(path: Path, found: str) -> ConfigError:
         "the key for attestations cannot be used",
         where=str(path),
         found=found,
-        hint="make a pair: `openssl genpkey -algorithm ed25519 -out key.pem`, and `openssl pkey -in key.pem -pubout`;"
-        " a key with a password is not read",
+        hint="name a key of Ed25519, or of ECDSA over P-256, without a password. To make a pair:"
+        " `openssl genpkey -algorithm ed25519 -out key.pem`, and `openssl pkey -in key.pem -pubout -out public.pem`",
     )
 
 
@@ -212,14 +220,14 @@ def signed(private: Any, message: bytes) -> bytes:
     return result
 
 
-def is_signed_by(public: Any, signature: bytes, message: bytes) -> bool:
+def is_signed_by(public: Any, signature: object, message: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     options = [ec.ECDSA(hashes.SHA256())] if isinstance(public, ec.EllipticCurvePublicKey) else []
     try:
-        public.verify(signature, message, *options)
+        public.verify(decoded_base64(signature) or b"", message, *options)
     except InvalidSignature:
         return False
     return True
