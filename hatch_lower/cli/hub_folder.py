@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from email.parser import HeaderParser
 from pathlib import Path
 
 import click
 
 from hatch_lower.cli.arguments import FILE
-from hatch_lower.driver.contents import find_contents, metadata_text, sbom_text
+from hatch_lower.driver.contents import find_contents, sbom_text
 from hatch_lower.driver.new_folder import folder_in_place
-from hatch_lower.driver.sbom.markdown import CardFacts, card_page
-from hatch_lower.format.codec import parse_json
+from hatch_lower.driver.opened_wheel import open_wheel
+from hatch_lower.driver.sbom.markdown import CardFacts, card_page, components_of_models
+from hatch_lower.driver.whole_wheel import distribution_headers, refuse_changed_wheel
+from hatch_lower.format.codec import parse_json, refuse_damaged_file
 from hatch_lower.format.results import SBOM_FILE
 
 
@@ -33,11 +34,16 @@ def write_hub_folder(wheel: Path, folder: Path) -> list[str]:
     """Write the folder, completely or not at all; return the names of its files."""
     find_contents(wheel)
     sbom = sbom_text(wheel)
-    metadata = HeaderParser().parsestr(metadata_text(wheel, "METADATA") or "")
+    opened = open_wheel(wheel)
+    metadata = distribution_headers(opened)
+    refuse_changed_wheel(opened)
     licence = metadata["License-Expression"] or metadata["License"] or ""
     facts = CardFacts(metadata["Name"], metadata["Version"], metadata["Summary"] or "", licence, wheel.name)
-    document = parse_json(sbom.encode(), f"{wheel.name}: {SBOM_FILE}")
-    page = card_page(document if isinstance(document, dict) else {}, facts)
+    where = f"{wheel.name}: {SBOM_FILE}"
+    document = parse_json(sbom.encode(), where)
+    if not isinstance(document, dict) or not components_of_models(document):
+        refuse_damaged_file(where, "no component of a model")
+    page = card_page(document, facts)
     with folder_in_place(folder, "files of the hub") as unfinished:
         (unfinished / "README.md").write_text(page, encoding="utf-8")
         (unfinished / SBOM_FILE).write_text(sbom, encoding="utf-8")

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hatch_lower.canonical import recorded_digest, sha256_bytes
 from support.lowered import lowered_model, write_lowered
 from support.plans import method, plan_value, tensor_input, v
 
@@ -49,6 +50,23 @@ def write_wheel(path: Path, models: Mapping[str, Recipes], package: str = "digit
         for name, text in metadata.items():
             archive.writestr(f"digits-{version}.dist-info/{name}", text)
     return path
+
+
+def record_members(wheel: Path, more: Mapping[str, bytes]) -> Path:
+    """Add files to a wheel, and write its RECORD."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()} | dict(more)
+    record = next(name for name in files if name.endswith(".dist-info/RECORD"))
+    rows = [
+        f"{name},{recorded_digest(sha256_bytes(data))},{len(data)}"
+        for name, data in sorted(files.items())
+        if name != record
+    ]
+    files[record] = "\n".join([*rows, f"{record},,"]).encode()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in sorted(files.items()):
+            archive.writestr(name, data)
+    return wheel
 
 
 def rewrite_schema(folder: Path, schema: int) -> None:

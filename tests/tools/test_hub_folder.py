@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.sides import PLAIN, write_wheel
+from support.sides import PLAIN, record_members, write_wheel
 
 from hatch_lower.cli.entry import main
 from hatch_lower.driver.sbom.markdown import CardFacts, card_page
@@ -40,9 +40,7 @@ def sbom_of(card: Any = CARD, **model: Any) -> dict[str, Any]:
 
 def wheel_of(folder: Path, sbom: str) -> Path:
     path = write_wheel(folder / "digits-1.0-py3-none-any.whl", {"digits": PLAIN})
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("digits-1.0.dist-info/sboms/hatch-lower.cdx.json", sbom)
-    return path
+    return record_members(path, {"digits-1.0.dist-info/sboms/hatch-lower.cdx.json": sbom.encode()})
 
 
 def hub_folder(wheel: Path, to: Path) -> Result:
@@ -97,9 +95,24 @@ def test_a_text_cannot_write_another_page() -> None:
     assert "<script>" not in page.replace('"<script>', "")
 
 
-def test_a_licence_expression_of_several_licences_is_other() -> None:
-    facts = CardFacts("digits", "1.0", "", "MIT AND Apache-2.0", "digits.whl")
-    assert 'license: "other"\n' in card_page(sbom_of(), facts)
+@pytest.mark.parametrize(
+    ("licence", "name"),
+    [
+        ("MIT AND Apache-2.0", "mit-and-apache-2.0"),
+        ("LicenseRef-Ours", "licenseref-ours"),
+        ("GPL-3.0-or-later", "gpl-3.0-or-later"),
+        ("Größe\n  of\nall", "gr-e-of-all"),
+        ("☃", "unknown"),
+    ],
+)
+def test_a_licence_that_the_hub_does_not_know_is_other_with_a_name(licence: str, name: str) -> None:
+    page = card_page(sbom_of(), CardFacts("digits", "1.0", "", licence, "digits.whl"))
+    assert page.startswith(f'---\nlicense: "other"\nlicense_name: "{name}"\n')
+
+
+def test_a_licence_that_the_hub_knows_by_a_shorter_name_has_that_name() -> None:
+    page = card_page(sbom_of(), CardFacts("digits", "1.0", "", "GPL-3.0-only", "digits.whl"))
+    assert page.startswith('---\nlicense: "gpl-3.0"\nlibrary_name')
 
 
 def test_a_licence_of_the_card_stands_if_the_metadata_has_none() -> None:
@@ -113,13 +126,25 @@ def test_a_wheel_without_an_sbom_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "hub").exists()
 
 
-def test_a_damaged_sbom_is_refused(tmp_path: Path) -> None:
-    done = hub_folder(wheel_of(tmp_path, "{"), tmp_path / "hub")
+def test_a_wheel_of_an_unknown_distribution_or_with_other_files_is_refused(tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path, json.dumps(sbom_of()))
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("digits/more.py", b"")
+    done = hub_folder(wheel, tmp_path / "hub")
+    assert "`digits/more.py`, which the RECORD does not list" in done.output
+    record_members(wheel, {"digits-1.0.dist-info/METADATA": b""})
+    assert "no field `Name` in METADATA" in hub_folder(wheel, tmp_path / "hub").output
+    assert not (tmp_path / "hub").exists()
+
+
+@pytest.mark.parametrize("sbom", ["{", "[]", "null", "{}", '{"components": [{"type": "library"}]}'])
+def test_a_damaged_sbom_is_refused(tmp_path: Path, sbom: str) -> None:
+    done = hub_folder(wheel_of(tmp_path, sbom), tmp_path / "hub")
     assert "hatch-lower.cdx.json" in done.output
     assert not (tmp_path / "hub").exists()
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
-    done = hub_folder(wheel_of(tmp_path, "{}"), tmp_path)
+    done = hub_folder(wheel_of(tmp_path, json.dumps(sbom_of())), tmp_path)
     assert "has other files" in done.output
     assert [path.suffix for path in tmp_path.iterdir()] == [".whl"]

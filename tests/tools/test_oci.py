@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from support.sides import PLAIN, write_wheel
+from support.sides import PLAIN, record_members, write_wheel
 from support.weights import checkpoint, write_outside
 
 import hatch_lower
-from hatch_lower.canonical import recorded_digest, sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.driver import opened_wheel
 from hatch_lower.driver.oci import pack
@@ -42,24 +42,14 @@ def run(*arguments: str | Path) -> Result:
 def wheel_of(folder: Path, version: str = "1.0", more: Mapping[str, bytes] = EMPTY) -> Path:
     """Write a wheel with a model, constants, code, a check file, an SBOM and a RECORD."""
     path = write_wheel(folder / f"digits-{version}-py3-none-any.whl", {"net": PLAIN}, version=version)
-    with zipfile.ZipFile(path) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    information = f"digits-{version}.dist-info"
-    files |= {
+    files = {
         "digits/_lowered/net/constants.safetensors": b"weights" * 1000,
         "digits/_lowered/net/check.safetensors": b"check",
         "digits/__init__.py": b"",
         "digits/code.py": f"VERSION = {version!r}\n".encode(),
-        f"{information}/sboms/hatch-lower.cdx.json": b"{}",
-        **more,
+        f"digits-{version}.dist-info/sboms/hatch-lower.cdx.json": b"{}",
     }
-    record = f"{information}/RECORD"
-    rows = [f"{name},{recorded_digest(sha256_bytes(data))},{len(data)}" for name, data in sorted(files.items())]
-    files[record] = "\n".join([row for row in rows if not row.startswith(record)] + [f"{record},,"]).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in sorted(files.items()):
-            archive.writestr(name, data)
-    return path
+    return record_members(path, files | dict(more))
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

@@ -6,6 +6,7 @@ Source of the front matter: the hub's model card metadata. Its YAML is written a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,15 @@ CONSIDERATIONS = {
     "technicalLimitations": "Limitations",
     "performanceTradeoffs": "Trade-offs",
 }
+
+# the hub's identifiers of licences, as far as they are names of SPDX in lower case; the hub refuses a card with others
+LICENCES = """
+    apache-2.0 mit afl-3.0 artistic-2.0 bsl-1.0 bsd-2-clause bsd-3-clause bsd-3-clause-clear cc0-1.0 cc-by-2.0 cc-by-2.5
+    cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0
+    cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0
+    cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 agpl-3.0 gpl-2.0 gpl-3.0 lgpl-2.1 lgpl-3.0
+    isc lppl-1.3c ms-pl mpl-2.0 osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib
+"""
 
 Json = Mapping[str, Any]
 
@@ -40,7 +50,7 @@ def card_page(sbom: Json, facts: CardFacts) -> str:
     Args:
         sbom: the JSON of a wheel's SBOM, CycloneDX 1.6; fields of other types than CycloneDX has are left out.
     """
-    models = [each for each in items(sbom, "components") if each.get("type") == MODEL]
+    models = components_of_models(sbom)
     lines = [
         "---",
         *front_matter(models, facts),
@@ -56,15 +66,27 @@ def card_page(sbom: Json, facts: CardFacts) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def components_of_models(sbom: Json) -> list[Json]:
+    return [each for each in items(sbom, "components") if each.get("type") == MODEL]
+
+
 def front_matter(models: Sequence[Json], facts: CardFacts) -> Iterator[str]:
     if licence := facts.licence or next(filter(None, map(card_licence, models)), ""):
-        # the hub knows single licences by their SPDX name in lower case
-        yield f"license: {json.dumps(licence.lower() if ' ' not in licence else 'other')}"
+        known = licence.lower().removesuffix("-only")
+        is_known = known in LICENCES.split()
+        yield f"license: {json.dumps(known if is_known else 'other')}"
+        if not is_known:
+            yield f"license_name: {json.dumps(licence_slug(known))}"
     yield f"library_name: {LIBRARY}"
     tasks = {text(member(model, "modelCard", "modelParameters").get("task")) for model in models} - {""}
     if len(tasks) == 1:
         yield f"pipeline_tag: {json.dumps(min(tasks))}"
     yield f"tags: {json.dumps([LIBRARY, 'pytorch', *sorted(backends_of(models))])}"
+
+
+def licence_slug(licence: str) -> str:
+    """Return a licence in the letters that the hub allows in `license_name`."""
+    return re.sub(r"[^a-z0-9.]+", "-", licence.lower())[:64].strip("-.") or "unknown"
 
 
 def card_licence(model: Json) -> str:
