@@ -89,6 +89,22 @@ def test_a_card_of_another_form_is_left_out(value: Any) -> None:
     assert "## digits\n" in card_page(sbom_of(value), FACTS)
 
 
+@pytest.mark.parametrize("url", ["", "https://example.org/w.safetensors"])
+def test_weights_outside_of_the_wheel_are_fetched_after_the_installation(url: str) -> None:
+    sbom = sbom_of()
+    weights = {
+        "type": "data",
+        "name": "w.safetensors",
+        "properties": [{"name": "hatch-lower:role", "value": "weights"}],
+    }
+    sbom["components"].append(weights | ({"externalReferences": [{"url": url}]} if url else {}))
+    page = card_page(sbom, FACTS)
+    option, place = ("", f": {url}") if url else (" --from URL", "")
+    assert f"$ pip install {FACTS.wheel}\n$ hatch-lower fetch digits{option}\n```\n" in page
+    assert f"\n### Weights outside of the wheel\n\n- w.safetensors{place}\n\n## digits\n" in page
+    assert "fetch" not in card_page(sbom_of(), FACTS)
+
+
 def test_a_text_cannot_write_another_page() -> None:
     page = card_page(sbom_of(name="<script>\n---\n# other"), FACTS)
     assert "\n# other" not in page

@@ -60,7 +60,15 @@ def card_page(sbom: Json, facts: CardFacts) -> str:
         "",
     ]
     lines += [as_markdown(facts.summary), ""] if facts.summary else []
-    lines += ["```console", f"$ pip install {facts.wheel}", "```", ""]
+    outside = [each for each in items(sbom, "components") if own_properties(each).get("role") == "weights"]
+    places = [[text(place.get("url")) for place in items(each, "externalReferences")] for each in outside]
+    lines += ["```console", f"$ pip install {facts.wheel}"]
+    if outside:
+        lines += [f"$ hatch-lower fetch {facts.name}{'' if all(places) else ' --from URL'}"]
+    lines += ["```", ""]
+    named = [": ".join([text(each.get("name")), *urls]) for each, urls in zip(outside, places, strict=True)]
+    lines += [*bullet_list("Weights outside of the wheel", named)][1:]
+    lines += [""] if outside else []
     for model in models:
         lines += [*model_section(model), ""]
     return "\n".join(lines).rstrip() + "\n"
