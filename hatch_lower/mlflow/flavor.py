@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from hatch_lower import __version__
 from hatch_lower.canonical import is_file_of, sha256_file
 from hatch_lower.driver.contents import OpenedModel, find_contents, metadata_text, unpack_models
 from hatch_lower.driver.new_folder import folder_in_place
+from hatch_lower.driver.opened_wheel import open_wheel
+from hatch_lower.driver.whole_wheel import refuse_changed_wheel
 from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.format.codec import Damage, reader_of
 from hatch_lower.frozen import Frozen
 from hatch_lower.mlflow.library import import_mlflow, mlflow_answers
 from hatch_lower.runtime.load import load
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.serving.tensors import served_inputs
 
-FLAVOR = "hatch_lower"
+FLAVOR, VERSION_FIELD = "hatch_lower", "hatch_lower_version"
 PYTHON_ENV, REQUIREMENTS = "python_env.yaml", "requirements.txt"
 
 
@@ -35,6 +39,10 @@ class SavedModel(Frozen):
     model: str
     method: str
     recipe: str | None
+
+    def validate(self) -> None:
+        if not self.wheel.endswith(".whl") or Path(self.wheel).name != self.wheel:
+            raise Damage(f"{self.wheel!r:.80} instead of a file name of a wheel")
 
 
 def log_model(
@@ -67,6 +75,7 @@ def log_model(
     """
     mlflow = import_mlflow()
     signature_for(choose_in_wheel(Path(wheel), model, method, recipe), method)  # refused before a run is made
+    refuse_changed_wheel(open_wheel(Path(wheel)))
     with mlflow_answers(f"model `{name}`"):
         return mlflow.models.Model.log(
             None, sys.modules[__name__], name=name, wheel=wheel, model=model, method=method, recipe=recipe, **options
@@ -85,11 +94,12 @@ def save_model(
     """Write a wheel as a folder in MLflow's format. The arguments and errors are those of `log_model`."""
     mlflow, wheel = import_mlflow(), Path(wheel)
     opened = choose_in_wheel(wheel, model, method, recipe)
+    refuse_changed_wheel(open_wheel(wheel))
     saved = SavedModel(wheel.name, sha256_file(wheel), opened.name, method, recipe)
     mlflow_model = mlflow.models.Model() if mlflow_model is None else mlflow_model
     mlflow_model.signature = signature_for(opened, method)
     mlflow.pyfunc.add_to_model(mlflow_model, loader_module="hatch_lower.mlflow", python_env=PYTHON_ENV)
-    mlflow_model.add_flavor(FLAVOR, hatch_lower_version=__version__, **vars(saved))
+    mlflow_model.add_flavor(FLAVOR, **{VERSION_FIELD: __version__}, **vars(saved))
     with folder_in_place(Path(path), "model for MLflow", "path") as folder:
         shutil.copyfile(wheel, folder / wheel.name)
         (folder / REQUIREMENTS).write_text("".join(f"{line}\n" for line in requirements_of(wheel)), encoding="utf-8")
@@ -135,8 +145,13 @@ def open_saved(path: Path) -> tuple[LoadedModel, str]:
         )
     work = tempfile.TemporaryDirectory(prefix="hatch-lower-")
     try:
-        folders = [folder.path for _, folder, models in unpack_models(wheel, Path(work.name)) if saved.model in models]
-        loaded = load(folders[0] / saved.model, recipe=saved.recipe)
+        unpacked = unpack_models(wheel, Path(work.name))
+        folders = {name: folder.path for _, folder, models in unpacked for name in models}
+        if saved.model not in folders:
+            raise missing_name("model", saved.model, folders, str(wheel))
+        loaded = load(folders[saved.model] / saved.model, recipe=saved.recipe)
+        if saved.method not in loaded.methods:
+            raise missing_name("method", saved.method, loaded.methods, str(wheel))
     except BaseException:
         work.cleanup()
         raise
@@ -145,18 +160,23 @@ def open_saved(path: Path) -> tuple[LoadedModel, str]:
 
 
 def read_saved(path: Path) -> SavedModel:
+    """Return the flavor's entry of a folder; raise `ProgramError` for a folder of another form."""
     mlflow = import_mlflow()
-    with mlflow_answers(str(path)):
-        fields = mlflow.models.Model.load(str(path)).flavors.get(FLAVOR, {})
-    names = ("wheel", "sha256", "model", "method")
-    if not all(isinstance(fields.get(name), str) for name in names) or Path(fields["wheel"]).name != fields["wheel"]:
-        raise ProgramError(
-            "the model of MLflow is no wheel of hatch-lower",
-            where=str(path),
-            found=f"no flavor `{FLAVOR}` in `MLmodel`, or a damaged one",
-            hint="log the model with `hatch_lower.mlflow.log_model`",
-        )
-    return SavedModel(**{name: fields[name] for name in names}, recipe=fields.get("recipe"))
+    try:
+        entry = mlflow.models.Model.load(str(path)).flavors[FLAVOR]
+        saved: SavedModel = reader_of(SavedModel)({name: entry[name] for name in entry if name != VERSION_FIELD})
+    except Damage as damage:
+        found = f"{damage.path}: {damage.found}".lstrip(".: ")
+    except Exception as error:  # MLflow raises anything for a damaged file
+        found = f"{type(error).__name__}: {error}"
+    else:
+        return saved
+    raise ProgramError(
+        "the model of MLflow is no wheel of hatch-lower",
+        where=str(path / "MLmodel"),
+        found=f"no flavor `{FLAVOR}`, or a damaged one: {found:.400}",
+        hint="log the model with `hatch_lower.mlflow.log_model`",
+    )
 
 
 def choose_in_wheel(wheel: Path, model: str | None, method: str, recipe: str | None) -> OpenedModel:
@@ -185,7 +205,10 @@ def missing_name(noun: str, name: str, known: Any, where: str) -> ProgramError:
 
 
 def requirements_of(wheel: Path) -> list[str]:
-    """Return the requirements of a wheel without extras; MLflow installs them where the model is served."""
+    """Return MLflow, and the requirements of a wheel without extras: MLflow serves the model in such an environment."""
     lines = HeaderParser().parsestr(metadata_text(wheel, "METADATA") or "").get_all("Requires-Dist") or []
     needed = [Requirement(line) for line in lines]
-    return [str(each) for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    chosen = [each for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    has_mlflow = any(canonicalize_name(each.name) == "mlflow" for each in chosen)
+    own = [] if has_mlflow else [f"mlflow=={import_mlflow().__version__}"]
+    return [*own, *map(str, chosen)]

@@ -20,6 +20,7 @@ import pytest
 import torch
 from support.lowered import lowered_model, write_lowered
 from support.plans import method, op, parameter, plan_value, tensor_input, v
+from support.sides import record_members
 
 import hatch_lower.mlflow
 from hatch_lower.errors import FetchError, InputError, ProcessError, ProgramError
@@ -69,9 +70,8 @@ def wheel_of(folder: Path, dtype: str = "float32", tree: Any = "*") -> Path:
         for file in sorted(made.rglob("*")):
             if file.is_file():
                 archive.write(file, file.relative_to(folder / "made"))
-        archive.writestr("digits-1.0.dist-info/METADATA", "\n".join(lines))
         archive.writestr("digits-1.0.dist-info/RECORD", "")
-    return path
+    return record_members(path, {"digits-1.0.dist-info/METADATA": "\n".join(lines).encode()})
 
 
 def test_a_logged_wheel_computes_the_same_by_each_way_to_load(tmp_path: Path, mlflow: Any) -> None:
@@ -93,7 +93,8 @@ def test_the_folder_names_what_a_server_needs(tmp_path: Path, mlflow: Any) -> No
     hatch_lower.mlflow.save_model(wheel_of(tmp_path), saved)
     names = ["MLmodel", "digits-1.0-py3-none-any.whl", "python_env.yaml", "requirements.txt"]
     assert sorted(path.name for path in saved.iterdir()) == names
-    assert (saved / "requirements.txt").read_text() == "torch>=2.13\n"
+    # a server's environment needs MLflow, too
+    assert (saved / "requirements.txt").read_text() == f"mlflow=={mlflow.__version__}\ntorch>=2.13\n"
     signature = mlflow.models.Model.load(str(saved)).signature
     assert signature.inputs.to_dict() == [
         {"name": "x0", "type": "tensor", "tensor-spec": {"dtype": "float32", "shape": (2,)}}
@@ -161,6 +162,49 @@ def test_a_model_of_another_flavor_is_refused(tmp_path: Path, mlflow: Any) -> No
     model.save(str(tmp_path / "other/MLmodel"))
     with pytest.raises(ProgramError, match="the model of MLflow is no wheel of hatch-lower"):
         hatch_lower.mlflow.load_model(str(tmp_path / "other"))
+
+
+@pytest.mark.usefixtures("mlflow")
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("flavors:", "flavours:", "no flavor `hatch_lower`, or a damaged one"),
+        ("  hatch_lower:", "  hatch_lower: [", "no flavor `hatch_lower`, or a damaged one"),
+        ("sha256: ", "sha256: 1 #", "sha256: 1 instead of a string"),
+        ("recipe: null", "recipe: 3", "recipe: 3 instead of a string"),
+        ("wheel: ", "wheel: ../saved/", "instead of a file name of a wheel"),
+        ("model: double", "model: triple", "there is no such model"),
+        ("method: forward", "method: backward", "there is no such method"),
+        ("recipe: null", "recipe: fast", "has no recipe `fast`"),
+    ],
+)
+def test_a_damaged_entry_of_the_flavor_is_refused(tmp_path: Path, before: str, after: str, found: str) -> None:
+    hatch_lower.mlflow.save_model(wheel_of(tmp_path), tmp_path / "saved")
+    file = tmp_path / "saved/MLmodel"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    for load in (hatch_lower.mlflow.load_model, hatch_lower.mlflow._load_pyfunc):
+        with pytest.raises(ProgramError, match=found):
+            load(str(tmp_path / "saved"))
+
+
+def test_a_wheel_with_other_files_than_its_record_is_refused(tmp_path: Path, mlflow: Any) -> None:
+    wheel = wheel_of(tmp_path)
+    with ZipFile(wheel, "a") as archive:
+        archive.writestr("digits/more.py", b"")
+    for store in (hatch_lower.mlflow.log_model, hatch_lower.mlflow.save_model):
+        with pytest.raises(ProgramError, match="which the RECORD does not list"):
+            store(wheel, str(tmp_path / "saved"))
+    assert mlflow.active_run() is None
+
+
+def test_an_error_of_a_stores_own_library_is_said(mlflow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", refuse)
+    with pytest.raises(FetchError, match="RuntimeError: no credentials"):
+        hatch_lower.mlflow.load_model("s3://models/digits")
 
 
 def test_a_model_or_a_server_that_is_not_there_is_said(tmp_path: Path, mlflow: Any) -> None:
