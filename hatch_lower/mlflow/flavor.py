@@ -75,7 +75,6 @@ def log_model(
     """
     mlflow = import_mlflow()
     signature_for(choose_in_wheel(Path(wheel), model, method, recipe), method)  # refused before a run is made
-    refuse_changed_wheel(open_wheel(Path(wheel)))
     with mlflow_answers(f"model `{name}`"):
         return mlflow.models.Model.log(
             None, sys.modules[__name__], name=name, wheel=wheel, model=model, method=method, recipe=recipe, **options
@@ -94,7 +93,6 @@ def save_model(
     """Write a wheel as a folder in MLflow's format. The arguments and errors are those of `log_model`."""
     mlflow, wheel = import_mlflow(), Path(wheel)
     opened = choose_in_wheel(wheel, model, method, recipe)
-    refuse_changed_wheel(open_wheel(wheel))
     saved = SavedModel(wheel.name, sha256_file(wheel), opened.name, method, recipe)
     mlflow_model = mlflow.models.Model() if mlflow_model is None else mlflow_model
     mlflow_model.signature = signature_for(opened, method)
@@ -115,7 +113,15 @@ def signature_for(opened: OpenedModel, method: str) -> Any:
     from mlflow.types import Schema, TensorSpec
 
     plan = next(iter(opened.recipes.values())).plan.methods[method]
-    inputs = served_inputs(plan, f"model `{opened.name}`, method `{method}`")
+    where = f"model `{opened.name}`, method `{method}`"
+    inputs = served_inputs(plan, where)
+    if not inputs:
+        raise ProgramError(
+            "MLflow has no models without inputs",
+            where=where,
+            found="no tensor among the arguments",
+            hint="give the argument `method`, or export a method that takes a tensor",
+        )
     return ModelSignature(inputs=Schema([TensorSpec(np.dtype(each.dtype), each.shape, each.name) for each in inputs]))
 
 
@@ -192,6 +198,7 @@ def choose_in_wheel(wheel: Path, model: str | None, method: str, recipe: str | N
     methods = next(iter(opened.recipes.values())).plan.methods
     if method not in methods:
         raise missing_name("method", method, methods, where)
+    refuse_changed_wheel(open_wheel(wheel))
     return opened
 
 

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from zipfile import ZipFile
 
@@ -47,7 +48,7 @@ def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     mlflow.set_tracking_uri(None)
 
 
-def wheel_of(folder: Path, dtype: str = "float32", tree: Any = "*") -> Path:
+def wheel_of(folder: Path, dtype: str = "float32", tree: Any = "*", more: Any = MappingProxyType({})) -> Path:
     """Write a wheel whose method `forward` doubles `x0`, and whose method `pair` also returns `x0`.
 
     Both are specialized for the value 3 of a further argument.
@@ -59,6 +60,7 @@ def wheel_of(folder: Path, dtype: str = "float32", tree: Any = "*") -> Path:
     methods = {
         "forward": method(inputs, double, v(2), parameters=parameters),
         "pair": method(inputs, double, v(0), v(2), parameters=parameters, tree=named),
+        **more,
     }
     plan = plan_value(methods)
     made = folder / "made/digits/_lowered"
@@ -136,6 +138,14 @@ def test_a_dtype_that_numpy_lacks_is_refused_before_a_run_is_made(tmp_path: Path
             store(wheel, str(tmp_path / "saved"))
     assert mlflow.active_run() is None
     assert not (tmp_path / "saved").exists()
+
+
+def test_a_method_without_tensors_is_refused_before_a_run_is_made(tmp_path: Path, mlflow: Any) -> None:
+    wheel = wheel_of(tmp_path, more={"count": method([{"kind": "literal", "value": 3}], [], v(0))})
+    for store in (hatch_lower.mlflow.log_model, hatch_lower.mlflow.save_model):
+        with pytest.raises(ProgramError, match="MLflow has no models without inputs"):
+            store(wheel, str(tmp_path / "saved"), method="count")
+    assert mlflow.active_run() is None
 
 
 def test_tensors_in_containers_have_names_of_their_own(tmp_path: Path, mlflow: Any) -> None:
