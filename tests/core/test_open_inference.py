@@ -197,6 +197,9 @@ WRONG = {
         {"inputs": [{**KINDS, "data": [1, 200]}]},
         "the `data` of `kinds` are outside the range of INT8",
     ),
+    "great floats": ({"inputs": [{**IMAGE, "data": [1, 1e39, 3, 4]}]}, "the `data` of `image` are outside the range"),
+    "a great size": ({"inputs": [{**IMAGE, "data": [], "shape": [0, 1 << 70]}]}, "`image` is a list of sizes"),
+    "binary data": ({"inputs": [{"name": "image", "datatype": "FP32", "shape": [2, 2]}]}, "`binary_data=False`"),
     "another dtype": ({"inputs": [{**IMAGE, "datatype": "FP64"}, KINDS]}, "method `forward`"),
 }
 
@@ -207,6 +210,22 @@ def test_a_wrong_request_is_an_error_with_the_place(server: InferenceApp, name: 
     status, found = infer(server, **request)
     assert status == 400
     assert text in found["error"]
+
+
+def test_an_infinite_number_is_one(server: InferenceApp) -> None:
+    body = json.dumps({"inputs": [IMAGE, KINDS], "outputs": [{"name": "more"}]}).replace("4]", "Infinity]")
+    assert ask(server, "POST", "/v2/models/net/infer", body.encode())[0] == 200
+
+
+def test_any_failure_of_a_call_is_an_error_of_the_protocol(
+    server: InferenceApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(given: object) -> None:
+        raise IndexError("index out of range in self")
+
+    monkeypatch.setattr(server._model("net"), "call", fail)
+    error = {"error": "the call failed: IndexError: index out of range in self"}
+    assert infer(server, inputs=[IMAGE, KINDS]) == (500, error)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000])

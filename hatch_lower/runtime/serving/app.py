@@ -77,6 +77,8 @@ class InferenceApp:
             status, value = 400, {"error": str(error)}
         except LowerError as error:
             status, value = 500, {"error": str(error)}
+        except Exception as error:  # an operator of torch may raise anything
+            status, value = 500, {"error": f"the call failed: {type(error).__name__}: {error}"}
         body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -16,6 +16,7 @@ from hatch_lower.format.served import DATATYPES, ServedMethod, ServedTensor
 Array = np.ndarray[Any, Any]
 VERSION = "1"  # of a server's model: a release of the distribution is a new set of files
 MOST_DIMENSIONS = 64
+NO_BINARY = "send tensors as JSON: the extension for binary tensors is not supported (`binary_data=False`)"
 NUMPY_DTYPES = {datatype: np.dtype(name) for name, datatype in DATATYPES.items()}
 
 
@@ -86,7 +87,7 @@ def request_object(body: bytes) -> dict[str, Any]:
     try:
         request = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InputError("the request is no JSON", found=f"{type(error).__name__}: {error}") from error
+        raise InputError("the request is no JSON", found=f"{type(error).__name__}: {error}", hint=NO_BINARY) from error
     if not isinstance(request, dict):
         raise wrong("the request is an object", request)
     return request
@@ -111,25 +112,35 @@ def read_tensor(value: Mapping[str, Any]) -> tuple[str, Array]:
         or not all(type(size) is int and size >= 0 for size in shape)
     ):
         raise wrong(f"the `shape` of `{name}` is a list of sizes", shape)
+    if "data" not in value:
+        raise InputError(f"`{name}` has no `data`", found=", ".join(map(str, value)), hint=NO_BINARY)
     dtype = NUMPY_DTYPES[datatype]
     try:
-        data = np.asarray(value.get("data"))
+        data = np.asarray(value["data"])
     except (ValueError, OverflowError) as error:
         raise InputError(f"the `data` of `{name}` are no tensor", found=f"{type(error).__name__}: {error}") from error
     if data.dtype.kind not in ("biuf" if dtype.kind == "f" else "iu" if dtype.kind in "iu" else "b") and data.size:
         raise InputError(f"the `data` of `{name}` are not of the datatype {datatype}", found=f"{data.dtype}")
     if data.size != math.prod(shape) or (data.ndim != 1 and list(data.shape) != shape):
         raise InputError(f"the `data` of `{name}` do not fit its `shape`", found=f"{list(data.shape)} for {shape}")
-    if dtype.kind in "iu" and data.size and not fits_dtype(data, dtype):
+    with np.errstate(over="ignore"):
+        array = data.astype(dtype)
+    if data.size and not fits_dtype(data, array):
         raise InputError(
             f"the `data` of `{name}` are outside the range of {datatype}", found=f"{data.min()}, {data.max()}"
         )
-    return name, data.astype(dtype).reshape(shape)
+    try:
+        return name, array.reshape(shape)
+    except ValueError as error:  # a size beyond NumPy's, beside a size of 0
+        raise wrong(f"the `shape` of `{name}` is a list of sizes", shape) from error
 
 
-def fits_dtype(data: Array, dtype: np.dtype[Any]) -> bool:
-    limits = np.iinfo(dtype)
-    return bool(int(data.min()) >= limits.min and int(data.max()) <= limits.max)
+def fits_dtype(data: Array, array: Array) -> bool:
+    """Return whether the conversion of `data` into `array` has kept integers, and has made no number infinite."""
+    if array.dtype.kind == "f":
+        return not np.any(np.isinf(array) & ~np.isinf(data))
+    limits = np.iinfo(array.dtype) if array.dtype.kind in "iu" else None
+    return limits is None or bool(int(data.min()) >= limits.min and int(data.max()) <= limits.max)
 
 
 def wrong(what: str, found: object) -> InputError:
