@@ -44,7 +44,7 @@ class ServedModel:
                 hint=f"give a dict: {self._signature}",
             )
         found = self._call(model_input)
-        return next(iter(found.values())) if self._is_single else found
+        return next(iter(found.values())) if self._is_single and found else found
 
 
 def load_pyfunc(path: str) -> ServedModel:

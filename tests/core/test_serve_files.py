@@ -57,6 +57,12 @@ class Net(torch.nn.Module):
     def alike(self, image):
         return image + 1
 
+    def looked_up(self, kinds):
+        return None, self.table(kinds), "text", kinds.shape[0]
+
+    def nothing(self, image):
+        return {"loss": None}
+
 
 def export():
     torch.manual_seed(3)
@@ -73,9 +79,11 @@ def export():
         "counted": Method((image,)),
         "halves": Method((image.to(torch.bfloat16),)),
         "alike": Method((torch.ones(2, 4, dtype=torch.int64),), dynamic_shapes=dynamic),
+        "looked_up": Method((torch.tensor([1, 5, 9]),), dynamic_shapes={"kinds": {0: rows}}),
+        "nothing": Method((image,)),
     })
 """
-SERVED = ("forward", "mixed", "total", "alike")
+SERVED = ("forward", "mixed", "total", "alike", "looked_up")
 METHODS = [argument for name in SERVED for argument in ("--method", name)]
 
 
@@ -115,7 +123,7 @@ def run(wheel: Path, *arguments: str, status: int = 0) -> str:
 
 def test_each_method_is_a_model_of_its_own(triton: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, rows = triton
-    names = ["net", "net_alike", "net_mixed", "net_total"]
+    names = ["net", "net_alike", "net_looked_up", "net_mixed", "net_total"]
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", *names]
     assert sorted(row["model"] for row in rows) == names
     assert {row["backend"] for row in rows} == {"python"}
@@ -125,6 +133,7 @@ def test_only_methods_whose_rows_are_apart_take_joined_requests(triton: tuple[Pa
     found = {row["model"]: (row["batch"], row["not_batched"]) for row in triton[1]}
     assert found == {
         "net": (64, ""),
+        "net_looked_up": (0, "an output has no dimensions"),
         "net_mixed": (0, "rows of a call influence each other in the output `output`"),
         "net_total": (0, "an output has no dimensions"),
         "net_alike": (0, "the example inputs are too alike to tell whether rows of a call influence each other"),
@@ -143,7 +152,7 @@ def test_the_configuration_names_tensors_dtypes_and_shapes(triton: tuple[Path, l
     ]
 
 
-@pytest.mark.parametrize("name", ["net", "net_mixed", "net_total", "net_alike"])
+@pytest.mark.parametrize("name", ["net", "net_mixed", "net_total", "net_alike", "net_looked_up"])
 def test_tritons_own_parser_takes_each_configuration(triton: tuple[Path, list[dict[str, Any]]], name: str) -> None:
     pytest.importorskip("grpc")
     config = pytest.importorskip("tritonclient.grpc.model_config_pb2")
@@ -187,6 +196,13 @@ def test_numbers_and_tensors_without_dimensions_have_one(triton: tuple[Path, lis
 
 
 @pytest.mark.usefixtures("installed")
+def test_outputs_that_are_none_or_texts_are_left_out(triton: tuple[Path, list[dict[str, Any]]]) -> None:
+    (found,) = TritonModel(triton[0] / "net_looked_up" / "1").execute([{"kinds": np.array([3, 4])}])
+    assert isinstance(found, dict)
+    assert {name: array.shape for name, array in found.items()} == {"output_1": (2, 4), "output_3": (1,)}
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_bad_request_of_a_batch_is_an_error_of_that_request(triton: tuple[Path, list[dict[str, Any]]]) -> None:
     good = {"image": np.ones((1, 4), np.float32), "kinds": np.array([[2]])}
     bad = {**good, "kinds": np.array([[10]])}
@@ -227,9 +243,9 @@ def test_an_instance_on_a_gpu_loads_the_model_there(
 def test_a_kserve_folder_has_a_server_its_image_and_the_service(wheel: Path, tmp_path: Path) -> None:
     folder = tmp_path / "service"
     output = run(wheel, "--format", "kserve", "--to", str(folder), *METHODS)
-    assert "4 models in" in output
+    assert "5 models in" in output
     found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    methods = [f"models/{name}/{FACTS}" for name in ("net", "net_alike", "net_mixed", "net_total")]
+    methods = [f"models/{name}/{FACTS}" for name in ("net", "net_alike", "net_looked_up", "net_mixed", "net_total")]
     assert found == ["Dockerfile", "README.md", "inference-service.yaml", *methods, wheel.name, "server.py"]
     assert (folder / wheel.name).read_bytes() == wheel.read_bytes()
     yaml = pytest.importorskip("yaml")
@@ -274,6 +290,10 @@ REFUSALS = {
         "servers have no dtype for bfloat16\n  where: model `net`, method `halves`, input `image`\n"
         "  found: they have bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, float32, float64\n"
         "  to do: export a method that takes and returns tensors of these dtypes"
+    ),
+    ("--method", "nothing"): (
+        "the method returns no tensor and no number\n  where: model `net`, method `nothing`\n"
+        "  found: no outputs, or only `None` and texts\n  to do: serve other methods with `--method`"
     ),
     ("--method", "forwards"): "model `net` has no such method\n  found: did you mean `forward`? known: ",
     (

@@ -19,7 +19,7 @@ from hatch_lower.format.manifest import Manifest
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.format.served import ANY, ServedMethod, ServedTensor
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.serving.tensors import checked_dtype, output_names, served_inputs
+from hatch_lower.runtime.serving.tensors import checked_dtype, output_names, output_positions, served_inputs
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.loaded import LoadedModel
@@ -109,10 +109,20 @@ def describe_served(owner: Owner, method: str, loaded: LoadedModel, tensors: Map
             hint="build the wheel with a larger `check-megabytes`",
         )
     arguments, keywords = make_call_arguments(plan, leaves, arrays)
-    results = take_apart(method, plan.outputs, "output")(loaded.methods[method](*arguments, **keywords))
+    leaves_of = take_apart(method, plan.outputs, "output")
+    results = leaves_of(loaded.methods[method](*arguments, **keywords))
+    results = [results[position] for position in output_positions(plan)]
+    if not results:
+        raise ProgramError(
+            "the method returns no tensor and no number",
+            where=where,
+            found="no outputs, or only `None` and texts",
+            hint="serve other methods with `--method`",
+        )
     for leaf in results:
-        if isinstance(leaf, arrays.kind):
-            checked_dtype(arrays.dtype_name(leaf), f"{where}, an output")
+        is_tensor = isinstance(leaf, arrays.kind)
+        dtype = arrays.dtype_name(leaf) if is_tensor else in_numpy(leaf, arrays).dtype.name
+        checked_dtype(dtype, f"{where}, an output")
     given = [
         in_numpy(leaf, arrays)
         for entry, leaf in zip(plan.inputs, leaves, strict=True)

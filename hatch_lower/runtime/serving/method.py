@@ -18,6 +18,7 @@ from hatch_lower.runtime.check import build_tree
 from hatch_lower.runtime.containers import take_apart
 from hatch_lower.runtime.files import read_bytes
 from hatch_lower.runtime.loaded import LoadedModel, arrays_of, loaded_plan
+from hatch_lower.runtime.serving.tensors import output_positions
 from hatch_lower.runtime.texts import in_library, in_numpy
 
 Array = np.ndarray[Any, Any]
@@ -40,6 +41,7 @@ class NamedCall:
         self._plan: MethodPlan = plan.methods[method]
         self._call = loaded.methods[method]
         self._leaves = take_apart(method, self._plan.outputs, "output")
+        self._positions = output_positions(self._plan)
 
     def __call__(self, given: Arrays) -> dict[str, Array]:
         """Return the outputs by name for the inputs by name.
@@ -63,7 +65,8 @@ class NamedCall:
                 **{each.name: value for each, value in values if each.kind == "keyword"},
             )
         )
-        return {name: in_numpy(result, self._arrays) for name, result in zip(self._outputs, results, strict=True)}
+        pairs = zip(self._outputs, self._positions, strict=True)
+        return {name: in_numpy(results[position], self._arrays) for name, position in pairs}
 
     def _leaf(self, entry: object, tensors: Any) -> object:
         if isinstance(entry, LiteralInput):

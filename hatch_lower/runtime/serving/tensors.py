@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.arguments import SymbolInput, TensorInput
+from hatch_lower.format.arguments import Special, SymbolInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, input_paths
 from hatch_lower.format.served import ANY, DATATYPES, ServedTensor
 from hatch_lower.format.tree import leaf_paths
@@ -35,9 +35,15 @@ def checked_dtype(dtype: str, where: str) -> str:
     return dtype
 
 
+def output_positions(plan: MethodPlan) -> list[int]:
+    """Return the positions of the outputs that a server can answer: not of `None`, texts and torch's constants."""
+    return [at for at, value in enumerate(plan.graph.outputs) if not isinstance(value, str | Special | None)]
+
+
 def output_names(plan: MethodPlan, used: set[str]) -> list[str]:
+    """Return a name for each of the `output_positions`."""
     paths = list(leaf_paths(plan.outputs, ""))
-    return tensor_names(paths, "output", used)
+    return tensor_names([paths[at] for at in output_positions(plan)], "output", used)
 
 
 def tensor_names(paths: Sequence[str], noun: str, used: set[str]) -> list[str]:
