@@ -19,6 +19,7 @@ from support.triton import UTILS, TritonModel
 
 import hatch_lower
 from hatch_lower.cli.entry import main
+from hatch_lower.cli.serve.describe import another_row
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.served import FACTS, read_served
@@ -138,6 +139,15 @@ def test_only_methods_whose_rows_are_apart_take_joined_requests(triton: tuple[Pa
         "net_total": (0, "an output has no dimensions"),
         "net_alike": (0, "the example inputs are too alike to tell whether rows of a call influence each other"),
     }
+
+
+@pytest.mark.parametrize(
+    ("rows", "other"),
+    [([1, 5, 9], [5]), ([[1, 2], [1, 2]], [[2, 1]]), ([4], [4]), ([True, False], [False])],
+    ids=["the next row", "the same row again", "one row", "truth values"],
+)
+def test_another_row_of_integers_is_the_next_row_or_another_order(rows: list[Any], other: list[Any]) -> None:
+    assert another_row(np.array(rows), np.random.default_rng(0)).tolist() == other
 
 
 def test_the_configuration_names_tensors_dtypes_and_shapes(triton: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -23,7 +23,6 @@ from hatch_lower.runtime.serving.tensors import checked_dtype, output_names, out
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.loaded import LoadedModel
-    from hatch_lower.runtime.serving.method import Arrays
 
 MOST_ROWS = 1024  # of a batch without a largest size
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -209,7 +208,8 @@ def joined_reason(described: Described, loaded: LoadedModel) -> str:
         return "the example inputs have no rows"
     caller = MethodCaller(described.served, loaded)
     one = {name: array[:1] for name, array in described.inputs.items()}
-    other = another_row(one)
+    numbers = np.random.default_rng(0)
+    other = {name: another_row(array, numbers) for name, array in described.inputs.items()}
     if all(np.array_equal(one[name], other[name]) for name in one):
         return "the example inputs are too alike to tell whether rows of a call influence each other"
     both = caller.call({name: np.concatenate([one[name], other[name]]) for name in one})
@@ -224,14 +224,13 @@ def joined_reason(described: Described, loaded: LoadedModel) -> str:
     return ""
 
 
-def another_row(row: Arrays) -> dict[str, Any]:
-    """Return a row of other values in the range of the first: larger floats, the same integers in another order."""
+def another_row(rows: Any, numbers: Any) -> Any:
+    """Return a row of other values than the first: larger floats, integers of the next row or in another order."""
     import numpy as np
 
-    numbers = np.random.default_rng(0)
-    return {
-        name: (array + numbers.random(array.shape) / 2).astype(array.dtype)
-        if array.dtype.kind == "f"
-        else np.roll(array.reshape(-1), 1).reshape(array.shape)
-        for name, array in row.items()
-    }
+    first, following = rows[:1], rows[1:2]
+    if rows.dtype.kind == "f":
+        return (first + numbers.random(first.shape) / 2).astype(rows.dtype)
+    if len(following) and not np.array_equal(first, following):
+        return following
+    return np.roll(first.reshape(-1), 1).reshape(first.shape)
