@@ -70,8 +70,8 @@ def checked_wheel(wheel: Path) -> Path:
         raise ProgramError(
             "the files for a server are written from a wheel",
             where=str(wheel),
-            found=str(error),
-            hint="name a wheel, or a folder with wheels such as `dist/`",
+            found=str(error) if wheel.exists() else "there is no such file",
+            hint="name a wheel without a variant's label, or a folder with wheels such as `dist/`",
         ) from error
     return wheel
 

@@ -23,6 +23,7 @@ from hatch_lower.cli.serve.describe import another_row
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.served import FACTS, read_served
+from hatch_lower.runtime.serving.method import is_same_version
 
 pytestmark = pytest.mark.torch
 
@@ -265,6 +266,25 @@ def test_a_kserve_folder_has_a_server_its_image_and_the_service(wheel: Path, tmp
     assert container["ports"] == [{"containerPort": 8080, "protocol": "TCP"}]
 
 
+def test_a_cluster_allows_the_names_in_its_files(files: Mapping[str, bytes], tmp_path: Path) -> None:
+    manifest = {**json.loads(files["manifest.json"]), "distribution": "3d-net", "version": "1!2.0+cpu"}
+    wheel = write_wheel(
+        tmp_path / "3d_net-1!2.0+cpu-py3-none-any.whl", {**files, "manifest.json": json.dumps(manifest).encode()}
+    )
+    run(wheel, "--format", "kserve", "--to", str(tmp_path / "service"), "--method", "forward")
+    text = (tmp_path / "service" / "inference-service.yaml").read_text()
+    assert '\n  name: "model-3d-net"\n' in text
+    assert '\n        image: "model-3d-net:1-2.0-cpu"\n' in text
+
+
+@pytest.mark.parametrize(
+    ("found", "version", "same"),
+    [("2024.01", "2024.1", True), ("1.0-RC1", "1.0rc1", True), ("1.1", "1.0", False), ("none", "1.0", False)],
+)
+def test_versions_are_compared_as_versions(found: str, version: str, same: bool) -> None:
+    assert is_same_version(found, version) == same
+
+
 @pytest.mark.usefixtures("installed")
 def test_the_written_server_answers(wheel: Path, tmp_path: Path) -> None:
     folder = tmp_path / "service"
@@ -341,6 +361,15 @@ def test_a_file_name_with_other_characters_is_refused(wheel: Path, tmp_path: Pat
     odd.write_bytes(wheel.read_bytes())
     output = run(odd, "--format", "kserve", "--to", str(tmp_path / "service"), status=1)
     assert "found: other characters than in the name of a wheel: 'net-1.0-py3-none-any run.whl'" in output
+
+
+def test_a_missing_path_and_a_variant_are_refused(wheel: Path, tmp_path: Path) -> None:
+    variant = tmp_path / "net-1.0-py3-none-any-null.whl"
+    variant.write_bytes(wheel.read_bytes())
+    for path, found in ((tmp_path / "dist", "there is no such file"), (variant, "Invalid build number: py3 in")):
+        output = run(path, "--format", "kserve", "--to", str(tmp_path / "service"), status=1)
+        assert f"found: {found}" in output
+        assert "to do: name a wheel without a variant's label, or a folder with wheels such as `dist/`" in output
 
 
 def test_a_folder_with_files_is_not_touched(wheel: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -40,12 +41,12 @@ SERVICE = """\
 apiVersion: serving.kserve.io/v1beta1
 kind: InferenceService
 metadata:
-  name: {name}
+  name: "{name}"
 spec:
   predictor:
     containers:
       - name: kserve-container
-        image: {name}:{tag}
+        image: "{name}:{tag}"
         ports:
           - containerPort: {port}
             protocol: TCP
@@ -87,9 +88,10 @@ def write_method(folder: Path, described: Described) -> None:
 def write_kserve(folder: Path, wheel: Path, methods: Sequence[Described]) -> None:
     """Write the files of a service beside the folder with its methods."""
     served: list[ServedMethod] = [described.served for described in methods]
+    name = str(canonicalize_name(served[0].distribution))
     values = {
-        "name": str(canonicalize_name(served[0].distribution)),
-        "tag": served[0].version.replace("+", "-"),  # an image's tag has no plus sign
+        "name": name if name[0].isalpha() else f"model-{name}",  # a cluster's names begin with a letter
+        "tag": re.sub(r"[^A-Za-z0-9_.-]", "-", served[0].version),  # a version may have `+` and `!`, a tag may not
         "wheel": wheel.name,
         "port": PORT,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from packaging.version import InvalidVersion, Version
 
 import hatch_lower
 from hatch_lower.errors import InputError, ProgramError, nearest
@@ -177,10 +178,18 @@ def load_served(distribution: str, version: str, model: str, recipe: str, *, dev
         found = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         found = "it is not installed"
-    if found != version:
+    if not is_same_version(found, version):
         raise ProgramError(
             f"the server's files are for `{distribution}` {version}",
             found=found,
             hint=f"run `pip install {distribution}=={version}` in the server's Python, or write the files again",
         )
     return hatch_lower.load(f"{distribution}:{model}", recipe=recipe, device=device)
+
+
+def is_same_version(found: str, version: str) -> bool:
+    """Return whether two texts are the same version: metadata may have `2024.01`, and file names have `2024.1`."""
+    try:
+        return Version(found) == Version(version)
+    except InvalidVersion:
+        return found == version
