@@ -20,9 +20,10 @@ from support.triton import UTILS, TritonModel
 import hatch_lower
 from hatch_lower.cli.entry import main
 from hatch_lower.cli.serve.describe import another_row
+from hatch_lower.cli.serve.triton import config_tensor_lines
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.served import FACTS, read_served
+from hatch_lower.format.served import FACTS, ServedTensor, read_served
 from hatch_lower.runtime.serving.method import is_same_version
 
 pytestmark = pytest.mark.torch
@@ -149,6 +150,11 @@ def test_only_methods_whose_rows_are_apart_take_joined_requests(triton: tuple[Pa
 )
 def test_another_row_of_integers_is_the_next_row_or_another_order(rows: list[Any], other: list[Any]) -> None:
     assert another_row(np.array(rows), np.random.default_rng(0)).tolist() == other
+
+
+def test_a_size_of_0_is_any_size_for_triton() -> None:
+    lines = list(config_tensor_lines("input", [ServedTensor("image", "float32", (2, 0))], has_batch=False))
+    assert lines[3] == "  dims: [ 2, -1 ]"
 
 
 def test_the_configuration_names_tensors_dtypes_and_shapes(triton: tuple[Path, list[dict[str, Any]]]) -> None:

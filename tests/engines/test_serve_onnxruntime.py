@@ -59,6 +59,9 @@ class Net(torch.nn.Module):
     def unused(self, image, other):
         return image * 2
 
+    def empty(self, image, none):
+        return self.first(image), none * 2
+
     def same(self, image):
         return image, image * 2
 
@@ -79,6 +82,7 @@ def export():
         "flat": Method((image,), dynamic_shapes=dynamic),
         "unused": Method((image, image)),
         "same": Method((image,)),
+        "empty": Method((image, torch.zeros(2, 0))),
     })
 """
 
@@ -114,6 +118,7 @@ def test_a_method_that_the_engine_computes_whole_needs_no_python(written: tuple[
     assert found["net_chosen"][1].startswith(several.partition("{}")[0])
     assert found["net_long"] == ("python", "the runtime checks dynamic sizes, which the server does not")
     assert found["net_flat"] == ("python", "a tensor has no dimensions besides the batch's")
+    assert found["net_empty"] == ("python", "a tensor has the size 0, which Triton does not know")
     other = "inputs or outputs of the method are not those of the delegate"
     assert (found["net_unused"], found["net_same"]) == (("python", other), ("python", other))
     assert sorted(path.name for path in (folder / "net" / "1").iterdir()) == ["model.onnx", "model.onnx.data"]

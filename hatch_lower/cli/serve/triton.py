@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hatch_lower.cli.serve.describe import Described
 from hatch_lower.cli.serve.whole import ENGINE, find_whole, write_whole
-from hatch_lower.format.served import DATATYPES, FACTS, ServedMethod, ServedTensor, write_served
+from hatch_lower.format.served import ANY, DATATYPES, FACTS, ServedMethod, ServedTensor, write_served
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import PackagedFolder
 
@@ -123,8 +123,9 @@ def config_lines(served: ServedMethod, backend: str, device: str) -> Iterator[st
 
 
 def config_tensor_lines(field: str, tensors: Sequence[ServedTensor], has_batch: bool) -> Iterator[str]:
+    # Triton refuses a size of 0 in a configuration
     for tensor in tensors:
-        sizes = [*tensor.shape[has_batch:], *([1] if tensor.lifted else [])]
+        sizes = [*(size or ANY for size in tensor.shape[has_batch:]), *([1] if tensor.lifted else [])]
         yield f"{field} {{"
         yield f'  name: "{tensor.name}"'
         yield f"  data_type: TYPE_{DATATYPES[tensor.dtype]}"

@@ -61,6 +61,8 @@ def sizes_reason(described: Described) -> str:
         return "the method takes integers"
     if not all(map(is_contiguous, tensors)):
         return "the method takes tensors with other strides"
+    if any(0 in tensor.shape for tensor in (*served.inputs, *served.outputs)):
+        return "a tensor has the size 0, which Triton does not know"
     least = 2 if served.batch else 1
     if any(len(tensor.shape) < least for tensor in (*served.inputs, *served.outputs)):
         return "a tensor has no dimensions besides the batch's"
