@@ -63,6 +63,9 @@ class Net(torch.nn.Module):
     def looked_up(self, kinds):
         return None, self.table(kinds), "text", kinds.shape[0]
 
+    def scaled(self, image, factor):
+        return image * factor
+
     def nothing(self, image):
         return {"loss": None}
 
@@ -84,6 +87,7 @@ def export():
         "alike": Method((torch.ones(2, 4, dtype=torch.int64),), dynamic_shapes=dynamic),
         "looked_up": Method((torch.tensor([1, 5, 9]),), dynamic_shapes={"kinds": {0: rows}}),
         "nothing": Method((image,)),
+        "scaled": Method((image, 7), dynamic_shapes={"image": None, "factor": torch.export.Dim.DYNAMIC}),
     })
 """
 SERVED = ("forward", "mixed", "total", "alike", "looked_up")
@@ -330,6 +334,11 @@ REFUSALS = {
     ("--method", "nothing"): (
         "the method returns no tensor and no number\n  where: model `net`, method `nothing`\n"
         "  found: no outputs, or only `None` and texts\n  to do: serve other methods with `--method`"
+    ),
+    ("--method", "scaled"): (
+        "the method cannot be described to a server without its example inputs\n"
+        "  where: model `net`, method `scaled`\n  found: its input 2 is an integer, which is not packaged\n"
+        "  to do: export a method that takes the integer as a tensor, or for one value"
     ),
     ("--method", "forwards"): "model `net` has no such method\n  found: did you mean `forward`? known: ",
     (

@@ -101,12 +101,7 @@ def describe_served(owner: Owner, method: str, loaded: LoadedModel, tensors: Map
     inputs = served_inputs(plan, where)
     leaves, reason = input_leaves(method, plan, tensors, arrays)
     if reason:
-        raise ProgramError(
-            "the method cannot be described to a server without its example inputs",
-            where=where,
-            found=reason,
-            hint="build the wheel with a larger `check-megabytes`",
-        )
+        raise missing_examples(plan, method, tensors, reason, where)
     arguments, keywords = make_call_arguments(plan, leaves, arrays)
     leaves_of = take_apart(method, plan.outputs, "output")
     results = leaves_of(loaded.methods[method](*arguments, **keywords))
@@ -138,6 +133,20 @@ def describe_served(owner: Owner, method: str, loaded: LoadedModel, tensors: Map
     examples = dict(zip((tensor.name for tensor in inputs), given, strict=True))
     described = Described(served, owner, examples, dict(zip(names, found, strict=True)), "")
     return batched(described, loaded)
+
+
+def missing_examples(
+    plan: MethodPlan, method: str, tensors: Mapping[str, Any], reason: str, where: str
+) -> ProgramError:
+    needed = [f"{method}/input/{at}" for at, entry in enumerate(plan.inputs) if isinstance(entry, TensorInput)]
+    return ProgramError(
+        "the method cannot be described to a server without its example inputs",
+        where=where,
+        found=reason,
+        hint="export a method that takes the integer as a tensor, or for one value"
+        if tensors.keys() >= set(needed)
+        else "build the wheel with a larger `check-megabytes`",
+    )
 
 
 def refuse_state(plan: Plan, method: MethodPlan, where: str) -> None:
