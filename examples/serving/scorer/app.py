@@ -18,8 +18,8 @@ class App:
             case "POST", "/score":
                 batches.counts["requests"] += 1
                 try:
-                    image = np.array(json.loads(body), np.float32).reshape(256)
-                except (TypeError, ValueError) as error:
+                    image = np.asarray_chkfinite(json.loads(body), np.float32).reshape(256)
+                except (TypeError, ValueError, OverflowError, RecursionError) as error:
                     batches.counts["refused"] += 1
                     return 400, {"error": f"send a list of 256 numbers: {error}"}
                 return await batches.answer(image)
@@ -36,7 +36,10 @@ class App:
     async def __call__(self, scope, receive, send):
         if scope["type"] == "lifespan":
             await receive()
-            await self.batches.reload()
+            try:
+                await self.batches.reload()
+            except Exception as error:  # otherwise uvicorn would serve without a model
+                return await send({"type": "lifespan.startup.failed", "message": str(error)})
             worker = asyncio.create_task(self.batches.work())
             await send({"type": "lifespan.startup.complete"})
             await receive()
@@ -48,9 +51,8 @@ class App:
             body, more = body + message.get("body", b""), message.get("more_body", False)
         status, value = await self.answer((scope["method"], scope["path"]), body)
         text = (value if isinstance(value, str) else json.dumps(value)).encode()
-        await send(
-            {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(text))]}
-        )
+        headers = [(b"content-length", b"%d" % len(text))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": text})
 
 

@@ -103,6 +103,8 @@ def test_a_bad_request_is_an_error_of_that_request(model):
     images[7] = np.zeros(3, np.float32)
     with running(App(load)) as address:
         answers = asyncio.run(ask(address, images))
+        for body in (b"[" * 100_000, b"[" + b"1" * 400 + b"]", b"[1e39]", b"[NaN]"):
+            assert httpx.post(f"{address}/score", content=body).status_code == 400
     bad = answers.pop(7)
     assert bad.status_code == 400
     assert bad.json()["error"].startswith("send a list of 256 numbers")
@@ -122,6 +124,21 @@ def test_a_failing_call_is_an_error_and_the_next_call_runs(model):
         first, second = (httpx.post(f"{address}/score", json=image.tolist()) for image in images)
     assert (first.status_code, first.json()) == (500, {"error": "the engine fails"})
     check([second], model(images[1:]))
+
+
+def test_a_server_without_a_model_does_not_start():
+    def fail():
+        raise RuntimeError("no such model")
+
+    async def receive():
+        return {"type": "lifespan.startup"}
+
+    async def send(message):
+        sent.append(message)
+
+    sent = []
+    asyncio.run(App(fail)({"type": "lifespan"}, receive, send))
+    assert sent == [{"type": "lifespan.startup.failed", "message": "no such model"}]
 
 
 def test_the_server_says_that_it_is_well():
