@@ -161,6 +161,7 @@ def test_a_name_and_a_folder_without_wheels_are_no_wheel(tmp_path: Path) -> None
         done = run(target, "--matrix")
         assert done.exit_code == 1
         assert "`--matrix` installs a wheel, and this is no wheel" in done.stderr
+        assert "its folder with a slash or a dot: `dist/`, `./dist`" in done.stderr
 
 
 def test_a_wheel_without_an_engine_is_refused_with_its_recipes(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def show_matrix(wheel: Path | str, options: MatrixOptions) -> bool | None:
         raise ConfigError(
             "`--matrix` installs a wheel, and this is no wheel",
             where=str(wheel),
-            hint="name the file that `hatch build` made, or the folder `dist/`",
+            hint="name the file that `hatch build` made, or its folder with a slash or a dot: `dist/`, `./dist`",
         )
     read = read_tried_wheel(wheel, options.model, options.recipe)
     engines = find_engines(read, options.engines, str(wheel))
