@@ -10,12 +10,18 @@ from packaging.version import InvalidVersion, Version
 
 from hatch_lower.driver.contents import MANIFEST
 
+UNKNOWN = Version("0.dev0")  # of a file whose name is not that of a wheel, or has the label of a variant
+
 
 def find_wheels(folder: Path) -> list[Path]:
-    """Return the wheels in a folder; empty for a folder that has lowered models itself."""
+    """Return the wheels in a folder; empty for a folder that has lowered models itself.
+
+    Wheel variants count only without other wheels: this machine may not run them, and pip knows no such names.
+    """
     if (folder / "manifest.json").is_file() or next(folder.rglob(MANIFEST), None) is not None:
         return []
-    return sorted(path for path in folder.glob("*.whl") if path.is_file())
+    wheels = sorted(path for path in folder.glob("*.whl") if path.is_file())
+    return [wheel for wheel in wheels if wheel_version(wheel) != UNKNOWN] or wheels
 
 
 def newest(wheels: Sequence[Path]) -> Path:
@@ -27,4 +33,4 @@ def wheel_version(wheel: Path) -> Version:
     try:
         return parse_wheel_filename(wheel.name)[1]
     except (InvalidWheelFilename, InvalidVersion):
-        return Version("0.dev0")
+        return UNKNOWN

@@ -85,9 +85,17 @@ def test_a_folder_of_wheels_means_the_newest(tmp_path: Path, capsys: pytest.Capt
         os.utime(write_wheel(tmp_path / f"{name}-py3-none-any.whl", {"digits": PLAIN}), (100, 100))
     # of equal times the greatest version
     assert target_of(f"{tmp_path}/") == tmp_path / "digits-1.10-py3-none-any.whl"
-    assert "digits-1.10-py3-none-any.whl is the newest of 4 wheels\n" in capsys.readouterr().err
+    assert "digits-1.10-py3-none-any.whl is the newest of 3 wheels\n" in capsys.readouterr().err
     os.utime(tmp_path / "digits-1.2-py3-none-any.whl", (100, 101))
     assert target_of(f"{tmp_path}/") == tmp_path / "digits-1.2-py3-none-any.whl"
+
+
+def test_a_folder_of_wheel_variants_means_the_wheel_without_a_label(tmp_path: Path) -> None:
+    for time, label in enumerate(("", "-null", "-x86_64_v4")):
+        os.utime(write_wheel(tmp_path / f"digits-1.0-py3-none-any{label}.whl", {"digits": PLAIN}), (time, time))
+    assert target_of(f"{tmp_path}/") == tmp_path / "digits-1.0-py3-none-any.whl"
+    (tmp_path / "digits-1.0-py3-none-any.whl").unlink()
+    assert target_of(f"{tmp_path}/") == tmp_path / "digits-1.0-py3-none-any-x86_64_v4.whl"
 
 
 def test_the_only_wheel_of_a_folder_is_taken_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
