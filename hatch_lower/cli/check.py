@@ -12,7 +12,7 @@ import click
 
 from hatch_lower.cli.arguments import json_option, root_option, target_of
 from hatch_lower.cli.output import count, show_report
-from hatch_lower.driver.contents import Place, loadable_places
+from hatch_lower.driver.contents import Place, loadable_places, said_of
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.hatch.terminal import table_lines
@@ -138,11 +138,6 @@ def check_all(
         for place, folder, model in chosen
         for row in check_packaged_model(folder, model, recipe, tolerance, device)
     ]
-
-
-def said_of(detail: str, folder: Path, place: str, name: str) -> str:
-    # a wheel is unpacked into a temporary folder, which `fetch` cannot know
-    return detail.replace(f"hatch-lower fetch {folder}", f"hatch-lower fetch {name}").replace(str(folder), place)
 
 
 def check_row_json(row: CheckRow) -> dict[str, object]:

@@ -28,7 +28,7 @@ from hatch_lower.driver.opened_wheel import (
 )
 from hatch_lower.driver.sbom import FOLDER
 from hatch_lower.driver.whole_wheel import digests_in_record
-from hatch_lower.errors import ProgramError, size_text
+from hatch_lower.errors import LowerError, ProgramError, size_text
 from hatch_lower.format.codec import Damage, encode, refuse_damaged_file
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
@@ -241,12 +241,27 @@ Place = tuple[str, PackagedFolder, tuple[str, ...]]  # the name of a folder, the
 
 @contextmanager
 def loadable_places(target: str | Path) -> Iterator[list[Place]]:
-    """Give the folders with the models of a name or at a path; a wheel's are unpacked until the block ends."""
+    """Give the folders with the models of a name or at a path; a wheel's are unpacked until the block ends.
+
+    Errors of the block name the wheel, not the temporary folder.
+    """
     if isinstance(target, str) or target.is_dir():
         yield places_in(find_contents(target), installed=isinstance(target, str))
         return
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        yield unpack_models(target, Path(work).resolve())
+        places = unpack_models(target, Path(work).resolve())
+        try:
+            yield places
+        except LowerError as error:
+            for place, folder, _ in places:
+                for field in ("where", "found", "hint"):
+                    setattr(error, field, said_of(getattr(error, field), folder.path, place, str(target)))
+            raise
+
+
+def said_of(text: str, folder: Path, place: str, name: str) -> str:
+    # a wheel is unpacked into a temporary folder, which `fetch` cannot know
+    return text.replace(f"hatch-lower fetch {folder}", f"hatch-lower fetch {name}").replace(str(folder), place)
 
 
 def places_in(contents: Sequence[WheelModels], *, installed: bool) -> list[Place]:

@@ -12,6 +12,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.page.data import in_wheel
 from hatch_lower.driver.contents import find_contents, loadable_places
 from hatch_lower.driver.diff.models import compare_models, read_side
+from hatch_lower.errors import ProgramError
 from hatch_lower.format.manifest import FileEntry
 
 
@@ -65,6 +66,15 @@ def test_a_wheel_of_many_packages_is_opened_as_often_as_one_of_few(tmp_path: Pat
             assert len(places) == packages
         counts.add(len(openings))
     assert len(counts) == 1
+
+
+def test_an_error_names_the_wheel_in_place_of_the_unpacked_folder(tmp_path: Path) -> None:
+    path = wheel(tmp_path, 1)
+    with pytest.raises(ProgramError) as caught, loadable_places(path) as ((_, folder, _),):
+        raise ProgramError("a fault", where=f"{folder.path}/net.json", hint=f"run `hatch-lower fetch {folder.path}`")
+    assert str(caught.value) == (
+        f"a fault\n  where: {path.name}: digits/_lowered/net.json\n  to do: run `hatch-lower fetch {path}`"
+    )
 
 
 def test_a_file_of_a_wheel_is_mapped_whether_it_is_stored_or_deflated(tmp_path: Path) -> None:
