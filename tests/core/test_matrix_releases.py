@@ -182,6 +182,23 @@ install.constraint='/c.txt'
 """
 
 
+def test_a_constraint_of_the_installer_excludes_versions_with_a_reason(tmp_path: Path) -> None:
+    for version in ("1.0", "1.1", "2.0"):
+        (tmp_path / f"tiny_engine-{version}-py3-none-any.whl").touch()
+    lines = ["# none", "Tiny.Engine<2  # a cap", "tiny-engine<1; python_version < '3'", "other<1", "-r more.txt", ""]
+    (tmp_path / "caps.txt").write_text("\n".join(lines))
+    constraints = (str(tmp_path / "caps.txt"), str(tmp_path / "missing.txt"), "https://host.invalid/caps.txt")
+    found = find_releases("tiny-engine", IndexPlaces((), (str(tmp_path),), constraints))
+    reason = "the installer's constraint `Tiny.Engine<2` excludes it"
+    assert {str(each.version): each.reason for each in found} == {"1.0": "", "1.1": "", "2.0": reason}
+
+
+def test_pip_s_certificates_are_those_of_uv() -> None:
+    found = IndexPlaces(certificates="/ca.pem").variables()
+    assert (found["PIP_CERT"], found["SSL_CERT_FILE"]) == ("/ca.pem", "/ca.pem")
+    assert "SSL_CERT_FILE" not in IndexPlaces().variables()
+
+
 def test_the_settings_of_pip_are_those_of_the_last_section() -> None:
     found = parse_settings(SETTINGS.strip())
     assert found["find-links"] == "/variable"

@@ -33,6 +33,7 @@ class IndexPlaces(Frozen):
             "PIP_CONSTRAINT": " ".join(self.constraints),
             "UV_CONSTRAINT": " ".join(self.constraints),
             "PIP_CERT": self.certificates,
+            "SSL_CERT_FILE": self.certificates,  # for uv
         }
         both |= {"PIP_EXTRA_INDEX_URL": " ".join(more), "UV_INDEX": " ".join(more)}
         both |= {"PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index} if index else {"PIP_NO_INDEX": "1"}

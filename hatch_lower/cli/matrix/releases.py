@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, sys_tags
 from packaging.utils import (
@@ -27,6 +28,7 @@ from packaging.version import InvalidVersion, Version
 
 from hatch_lower import __version__
 from hatch_lower.cli.matrix.places import IndexPlaces, own_path, shown
+from hatch_lower.config.requirements import read_requirement
 from hatch_lower.errors import FetchError
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.origins import RefusedDownloadError, make_opener, netrc_headers
@@ -47,7 +49,7 @@ class IndexFile(Frozen):
 
 
 class Release(Frozen):
-    """A version, with the reason why no wheel of the version can be installed here; empty if there is a wheel."""
+    """A version, with the reason why no wheel of the version can be installed here; empty if one can."""
 
     version: Version
     reason: str = ""
@@ -60,7 +62,26 @@ def find_releases(project: str, places: IndexPlaces) -> list[Release]:
     """
     files = [file for url in places.indexes for file in files_on_index(url, project, places)]
     files += [file for link in places.links for file in files_at_link(link, places)]
-    return releases_of(project, files, list(sys_tags()))
+    constraints = list(constraints_on(project, places.constraints))
+    return [
+        Release(each.version, each.reason or refusing_constraint(each.version, constraints))
+        for each in releases_of(project, files, list(sys_tags()))
+    ]
+
+
+def constraints_on(project: str, paths: Iterable[str]) -> Iterator[Requirement]:
+    """Yield the constraints on a distribution in an installer's files; the installer itself reports a missing file."""
+    for path in filter(None, map(own_path, paths)):
+        lines = Path(path).read_text("utf-8", "replace").splitlines() if os.path.isfile(path) else []
+        for line in lines:
+            found = read_requirement(line.partition(" #")[0].strip())
+            if found is not None and canonicalize_name(found.name) == canonicalize_name(project):
+                yield from [found] if found.marker is None or found.marker.evaluate() else []
+
+
+def refusing_constraint(version: Version, constraints: Iterable[Requirement]) -> str:
+    refusing = [str(each) for each in constraints if not each.specifier.contains(version)]
+    return f"the installer's constraint `{refusing[0]}` excludes it" if refusing else ""
 
 
 def releases_of(project: str, files: Iterable[IndexFile], tags: list[Tag]) -> list[Release]:
