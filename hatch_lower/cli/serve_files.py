@@ -31,7 +31,12 @@ WHEEL = re.compile(r"[A-Za-z0-9_.!+-]+")  # the name stands in a Dockerfile; `pa
 @click.option("--format", "layout", type=click.Choice(FORMATS), required=True, help="The server.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="A new or empty folder.")
 @click.option("--model", help="Serve this model. Default: all models.")
-@click.option("--method", "methods", multiple=True, help="Serve this method. Repeatable. Default: all methods.")
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    help="Serve this method of each model that has it. Repeatable. Default: all methods.",
+)
 @click.option("--recipe", help="The recipe. Default: the first in load order.")
 @json_option
 def serve_files(
@@ -117,14 +122,22 @@ def chosen_methods(
     if model is not None and model not in [name for _, name in known]:
         found = nearest(model, [name for _, name in known])
         raise ProgramError("there is no such model", where=wheel.name, found=found)
-    for packaged, name in known:
-        if model in (None, name):
-            yield from ((packaged, each) for each in described_methods(packaged, name, methods, recipe))
+    chosen = [
+        (packaged, name, choose_recipe(name, packaged.manifest.models[name], recipe), packaged.manifest.models[name])
+        for packaged, name in known
+        if model in (None, name)
+    ]
+    there = {method for _, _, own, entry in chosen for method in entry.recipes[own].methods}
+    if unknown := [method for method in methods if method not in there]:
+        found, hint = nearest(unknown[0], sorted(there)), "select methods with `--method`"
+        raise ProgramError("there is no such method", where=wheel.name, found=found, hint=hint)
+    for packaged, name, own, entry in chosen:
+        served = [method for method in entry.recipes[own].methods if not methods or method in methods]
+        if served:
+            yield from ((packaged, each) for each in described_methods(packaged, name, own, served))
 
 
-def described_methods(
-    packaged: PackagedFolder, model: str, methods: Sequence[str], recipe: str | None
-) -> Iterator[Described]:
+def described_methods(packaged: PackagedFolder, model: str, recipe: str, methods: Sequence[str]) -> Iterator[Described]:
     from hatch_lower.cli.serve.describe import describe_served, owner_of
     from hatch_lower.runtime.check import read_check_tensors, tensors_of
     from hatch_lower.runtime.load import load_in_folder
@@ -132,18 +145,11 @@ def described_methods(
     from hatch_lower.runtime.selection import DelegateKinds
 
     entry = packaged.manifest.models[model]
-    chosen = choose_recipe(model, entry, recipe)
-    loaded = load_in_folder(packaged, model, chosen, DelegateKinds(), verify=True)
-    owner = owner_of(packaged.manifest, model, chosen, loaded)
-    if unknown := [name for name in methods if name not in owner.plan.methods]:
-        found = nearest(unknown[0], owner.plan.methods)
-        raise ProgramError(f"model `{model}` has no such method", found=found, hint="select methods with `--method`")
-    tensors = tensors_of(
-        read_check_tensors(packaged, entry, arrays_of(loaded)), chosen, entry.recipes[chosen].precision
-    )
-    for name in owner.plan.methods:
-        if not methods or name in methods:
-            yield describe_served(owner, name, loaded, tensors)
+    loaded = load_in_folder(packaged, model, recipe, DelegateKinds(), verify=True)
+    owner = owner_of(packaged.manifest, model, recipe, loaded)
+    stored = read_check_tensors(packaged, entry, arrays_of(loaded))
+    tensors = tensors_of(stored, recipe, entry.recipes[recipe].precision)
+    yield from (describe_served(owner, method, loaded, tensors) for method in methods)
 
 
 def method_row(described: Described) -> Report:

@@ -276,6 +276,18 @@ def test_a_kserve_folder_has_a_server_its_image_and_the_service(wheel: Path, tmp
     assert container["ports"] == [{"containerPort": 8080, "protocol": "TCP"}]
 
 
+def test_a_method_is_served_of_each_model_that_has_it(files: Mapping[str, bytes], tmp_path: Path) -> None:
+    manifest = json.loads(files["manifest.json"])
+    (recipe,) = (other := json.loads(files["manifest.json"])["models"]["net"])["recipes"].values()
+    recipe["methods"] = {"counted": recipe["methods"]["counted"]}
+    manifest["models"]["other"] = other
+    wheel = write_wheel(
+        tmp_path / "net-1.0-py3-none-any.whl", {**files, "manifest.json": json.dumps(manifest).encode()}
+    )
+    run(wheel, "--format", "triton", "--to", str(tmp_path / "models"), "--method", "forward")
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["README.md", "net"]
+
+
 def test_a_cluster_allows_the_names_in_its_files(files: Mapping[str, bytes], tmp_path: Path) -> None:
     manifest = {**json.loads(files["manifest.json"]), "distribution": "3d-net", "version": "1!2.0+cpu"}
     wheel = write_wheel(
@@ -340,7 +352,10 @@ REFUSALS = {
         "  where: model `net`, method `scaled`\n  found: its input 2 is an integer, which is not packaged\n"
         "  to do: export a method that takes the integer as a tensor, or for one value"
     ),
-    ("--method", "forwards"): "model `net` has no such method\n  found: did you mean `forward`? known: ",
+    (
+        "--method",
+        "forwards",
+    ): "there is no such method\n  where: net-1.0-py3-none-any.whl\n  found: did you mean `forward`? known: ",
     (
         "--model",
         "nets",
