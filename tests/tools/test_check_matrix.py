@@ -11,14 +11,28 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.engine_wheels import CRASHING, DOUBLING, REQUIRED, TORCH_FREE, WRONG, write_engine, write_model_wheel
+from support.engine_wheels import (
+    CRASHING,
+    DOUBLING,
+    REQUIRED,
+    TORCH_FREE,
+    WRONG,
+    files_below,
+    write_distribution,
+    write_engine,
+    write_model_wheel,
+)
+from support.lowered import floats
 from support.processes import wait_for
 from support.venv import child_environment, find_links
+from support.weights import checkpoint, write_outside
 
 from hatch_lower.cli.entry import main
+from hatch_lower.cli.matrix.command import refuse_missing_weights
 from hatch_lower.cli.matrix.environment import Workshop, find_uv, make_workshop, write_own_wheel
 from hatch_lower.cli.matrix.places import IndexPlaces, read_places
 from hatch_lower.driver.contents import find_contents
+from hatch_lower.errors import ProgramError
 
 PYPROJECT = """\
 [project]
@@ -196,6 +210,26 @@ def test_the_wheels_of_a_workshop_are_copies(tmp_path: Path) -> None:
     assert workshop.wheel.read_bytes() == wheel.read_bytes()
     assert workshop.wheel.parent == tmp_path / "work/wheels"
     assert find_contents(workshop.wheel)[0].models == ("digits",)
+
+
+def test_weights_that_are_not_here_are_no_fault_of_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = write_outside(tmp_path / "_lowered", {"model.safetensors": checkpoint({"w": floats(1, 2)})})
+    files = {f"digits/_lowered/{path.relative_to(lowered)}": path.read_bytes() for path in files_below(lowered)}
+    wheel = write_distribution(tmp_path, "digits", "1.0", files)
+    monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(tmp_path / "weights"))
+    with pytest.raises(ProgramError, match="weights of the model are not on this machine") as caught:
+        refuse_missing_weights(wheel, {"digits"})
+    assert f"run `hatch-lower fetch {wheel} --from URL`" in caught.value.hint
+    refuse_missing_weights(wheel, {"other"})
+
+
+def test_folders_of_weights_are_found_from_the_folder_of_a_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HATCH_LOWER_WEIGHTS", "one:/two")
+    workshop = Workshop(tmp_path, tmp_path, tmp_path, (), IndexPlaces())
+    assert workshop.variables()["HATCH_LOWER_WEIGHTS"] == f"{tmp_path}/one:/two"
 
 
 def test_pip_s_settings_of_this_environment_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

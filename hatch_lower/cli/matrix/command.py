@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from hatch_lower.cli.matrix.text import matrix_json, matrix_lines
 from hatch_lower.cli.matrix.write import ProjectFile, read_project_file, write_narrowed
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.cli.output import show, show_report
+from hatch_lower.driver.contents import loadable_places
 from hatch_lower.errors import ConfigError
 from hatch_lower.frozen import Frozen
 
@@ -57,6 +59,7 @@ def show_matrix(wheel: Path | str, options: MatrixOptions) -> bool | None:
     engines = find_engines(read, options.engines, str(wheel))
     # a requirement that cannot be written is refused before minutes have passed
     file = None if options.root is None else project_file(options.root, read.distribution, engines)
+    refuse_missing_weights(wheel, {each.model for each in read.recipes})
     places = read_places(os.environ)
     with progress() as tell, work_folder() as folder:
         workshop = make_workshop(folder, wheel, places)
@@ -66,6 +69,16 @@ def show_matrix(wheel: Path | str, options: MatrixOptions) -> bool | None:
         show(narrowed_lines(file, tried), err=options.as_json)
     verdicts = [passes for each in tried for passes in each.versions().values()]
     return False if False in verdicts else True if True in verdicts else None
+
+
+def refuse_missing_weights(wheel: Path, models: Collection[str]) -> None:
+    """Raise the error for weights outside the wheel that are not here: no version of an engine is at fault."""
+    from hatch_lower.runtime.load import open_constants, outside_faults
+
+    with loadable_places(wheel) as places:
+        opened = [open_constants(folder, name) for _, folder, names in places for name in names if name in models]
+        for fault in chain.from_iterable(map(outside_faults, opened)):
+            raise fault
 
 
 def project_file(root: Path, distribution: str, engines: Sequence[Engine]) -> ProjectFile:

@@ -24,6 +24,7 @@ from hatch_lower.config.requirements import OWN_NAME
 from hatch_lower.driver.signals import uninterrupted
 from hatch_lower.errors import ConfigError
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.sources import FOLDERS
 
 INSTALL_SECONDS = 60.0 * 60
 CHECK_SECONDS = 60.0 * 60
@@ -80,8 +81,10 @@ class Workshop(Frozen):
                 shutil.rmtree(root, ignore_errors=True)
 
     def variables(self) -> dict[str, str]:
+        weights = [os.path.abspath(text) for text in os.environ.get(FOLDERS, "").split(os.pathsep) if text]
         return {
             **without_installer_settings(os.environ),
+            FOLDERS: os.pathsep.join(weights),  # the check runs in another folder
             **self.places.variables(),
             "PIP_NO_COMPILE": "1",
             "PIP_NO_INPUT": "1",
