@@ -63,8 +63,14 @@ class Net(torch.nn.Module):
     def looked_up(self, kinds):
         return None, self.table(kinds), "text", kinds.shape[0]
 
+    def rising(self, image):
+        return self.table(((image[:, 3:] - image[:, :1]) * 30).long()).sum(1)
+
     def scaled(self, image, factor):
         return image * factor
+
+    def binned(self, image):
+        return self.table((image * 9).long()).sum(1)
 
     def nothing(self, image):
         return {"loss": None}
@@ -87,10 +93,13 @@ def export():
         "alike": Method((torch.ones(2, 4, dtype=torch.int64),), dynamic_shapes=dynamic),
         "looked_up": Method((torch.tensor([1, 5, 9]),), dynamic_shapes={"kinds": {0: rows}}),
         "nothing": Method((image,)),
+        "binned": Method((image.flip(0),), dynamic_shapes=dynamic),
+        "rising": Method((image[:1].repeat(2, 1),), dynamic_shapes=dynamic),
         "scaled": Method((image, 7), dynamic_shapes={"image": None, "factor": torch.export.Dim.DYNAMIC}),
     })
 """
-SERVED = ("forward", "mixed", "total", "alike", "looked_up")
+SERVED = ("forward", "mixed", "total", "alike", "looked_up", "binned", "rising")
+NAMES = ["net", "net_alike", "net_binned", "net_looked_up", "net_mixed", "net_rising", "net_total"]
 METHODS = [argument for name in SERVED for argument in ("--method", name)]
 
 
@@ -130,9 +139,8 @@ def run(wheel: Path, *arguments: str, status: int = 0) -> str:
 
 def test_each_method_is_a_model_of_its_own(triton: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, rows = triton
-    names = ["net", "net_alike", "net_looked_up", "net_mixed", "net_total"]
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", *names]
-    assert sorted(row["model"] for row in rows) == names
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", *NAMES]
+    assert sorted(row["model"] for row in rows) == NAMES
     assert {row["backend"] for row in rows} == {"python"}
 
 
@@ -141,6 +149,8 @@ def test_only_methods_whose_rows_are_apart_take_joined_requests(triton: tuple[Pa
     assert found == {
         "net": (64, ""),
         "net_looked_up": (0, "an output has no dimensions"),
+        "net_binned": (64, ""),
+        "net_rising": (0, "a call with other rows fails: IndexError: index out of range in self"),
         "net_mixed": (0, "rows of a call influence each other in the output `output`"),
         "net_total": (0, "an output has no dimensions"),
         "net_alike": (0, "the example inputs are too alike to tell whether rows of a call influence each other"),
@@ -152,8 +162,9 @@ def test_only_methods_whose_rows_are_apart_take_joined_requests(triton: tuple[Pa
     [([1, 5, 9], [5]), ([[1, 2], [1, 2]], [[2, 1]]), ([4], [4]), ([True, False], [False])],
     ids=["the next row", "the same row again", "one row", "truth values"],
 )
-def test_another_row_of_integers_is_the_next_row_or_another_order(rows: list[Any], other: list[Any]) -> None:
+def test_another_row_is_the_next_row_or_another_order(rows: list[Any], other: list[Any]) -> None:
     assert another_row(np.array(rows), np.random.default_rng(0)).tolist() == other
+    assert another_row(np.array(rows, np.float32), None).tolist() == other
 
 
 def test_a_size_of_0_is_any_size_for_triton() -> None:
@@ -173,7 +184,7 @@ def test_the_configuration_names_tensors_dtypes_and_shapes(triton: tuple[Path, l
     ]
 
 
-@pytest.mark.parametrize("name", ["net", "net_mixed", "net_total", "net_alike", "net_looked_up"])
+@pytest.mark.parametrize("name", NAMES)
 def test_tritons_own_parser_takes_each_configuration(triton: tuple[Path, list[dict[str, Any]]], name: str) -> None:
     pytest.importorskip("grpc")
     config = pytest.importorskip("tritonclient.grpc.model_config_pb2")
@@ -264,9 +275,9 @@ def test_an_instance_on_a_gpu_loads_the_model_there(
 def test_a_kserve_folder_has_a_server_its_image_and_the_service(wheel: Path, tmp_path: Path) -> None:
     folder = tmp_path / "service"
     output = run(wheel, "--format", "kserve", "--to", str(folder), *METHODS)
-    assert "5 models in" in output
+    assert "7 models in" in output
     found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    methods = [f"models/{name}/{FACTS}" for name in ("net", "net_alike", "net_looked_up", "net_mixed", "net_total")]
+    methods = [f"models/{name}/{FACTS}" for name in NAMES]
     assert found == ["Dockerfile", "README.md", "inference-service.yaml", *methods, wheel.name, "server.py"]
     assert (folder / wheel.name).read_bytes() == wheel.read_bytes()
     yaml = pytest.importorskip("yaml")

@@ -23,6 +23,7 @@ from hatch_lower.runtime.serving.tensors import checked_dtype, output_names, out
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.loaded import LoadedModel
+    from hatch_lower.runtime.serving.method import Arrays, MethodCaller
 
 MOST_ROWS = 1024  # of a batch without a largest size
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -208,7 +209,6 @@ def joined_reason(described: Described, loaded: LoadedModel) -> str:
     """Compare a call with two different rows with a call for each row; return the reason against joining requests."""
     import numpy as np
 
-    from hatch_lower.runtime.numbers import Tolerance, number_difference
     from hatch_lower.runtime.serving.method import MethodCaller
 
     if any(not array.ndim for array in described.outputs.values()):
@@ -216,11 +216,24 @@ def joined_reason(described: Described, loaded: LoadedModel) -> str:
     if any(not len(array) for array in described.inputs.values()):
         return "the example inputs have no rows"
     caller = MethodCaller(described.served, loaded)
-    one = {name: array[:1] for name, array in described.inputs.items()}
-    numbers = np.random.default_rng(0)
-    other = {name: another_row(array, numbers) for name, array in described.inputs.items()}
-    if all(np.array_equal(one[name], other[name]) for name in one):
-        return "the example inputs are too alike to tell whether rows of a call influence each other"
+    failed = "the example inputs are too alike to tell whether rows of a call influence each other"
+    for numbers in (np.random.default_rng(0), None):
+        other = {name: another_row(array, numbers) for name, array in described.inputs.items()}
+        if any(not np.array_equal(array[:1], other[name]) for name, array in described.inputs.items()):
+            try:
+                return row_influence(caller, described.inputs, other)
+            except Exception as error:  # the values may be out of the method's range, and an engine may raise anything
+                failed = f"a call with other rows fails: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return failed
+
+
+def row_influence(caller: MethodCaller, examples: Arrays, other: Arrays) -> str:
+    """Compare a call with two rows with a call for each row; return the difference, or no text."""
+    import numpy as np
+
+    from hatch_lower.runtime.numbers import Tolerance, number_difference
+
+    one = {name: array[:1] for name, array in examples.items()}
     both = caller.call({name: np.concatenate([one[name], other[name]]) for name in one})
     for position, row in enumerate((one, other)):
         for name, alone in caller.call(row).items():
@@ -234,11 +247,14 @@ def joined_reason(described: Described, loaded: LoadedModel) -> str:
 
 
 def another_row(rows: Any, numbers: Any) -> Any:
-    """Return a row of other values than the first: larger floats, integers of the next row or in another order."""
+    """Return a row of other values than the first: the next row, or the same values in another order.
+
+    With a generator of `numbers`, floats are larger than in the first row.
+    """
     import numpy as np
 
     first, following = rows[:1], rows[1:2]
-    if rows.dtype.kind == "f":
+    if rows.dtype.kind == "f" and numbers is not None:
         return (first + numbers.random(first.shape) / 2).astype(rows.dtype)
     if len(following) and not np.array_equal(first, following):
         return following
