@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from packaging.specifiers import SpecifierSet
 from support.engine_wheels import (
     CRASHING,
     DOUBLING,
@@ -28,11 +29,12 @@ from support.venv import child_environment, find_links
 from support.weights import checkpoint, write_outside
 
 from hatch_lower.cli.entry import main
-from hatch_lower.cli.matrix.command import refuse_missing_weights
+from hatch_lower.cli.matrix.command import MatrixOptions, environment_opener, refuse_missing_weights
+from hatch_lower.cli.matrix.engines import Engine, WheelRequirements
 from hatch_lower.cli.matrix.environment import Workshop, find_uv, make_workshop, write_own_wheel
 from hatch_lower.cli.matrix.places import IndexPlaces, read_places
 from hatch_lower.driver.contents import find_contents
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ConfigError, FetchError, ProgramError
 
 PYPROJECT = """\
 [project]
@@ -114,6 +116,27 @@ def test_an_installer_that_refuses_is_named(tmp_path: Path, engines: Path) -> No
     (row,) = json.loads(done.stdout)["rows"]
     assert row["detail"].startswith("it cannot be installed: ")
     assert "numpy>=99" in row["detail"]
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "text"),
+    [
+        ("error sending request", FetchError, "the index of packages cannot be read"),
+        ("error: No space left on device (os error 28)", ConfigError, "no environment can be made here"),
+    ],
+)
+def test_a_machine_that_cannot_install_is_no_fault_of_a_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, error: type[Exception], text: str
+) -> None:
+    # in place of uv: makes an environment, and fails to install
+    (tmp_path / "uv").write_text(f"#!/bin/sh\n[ $1 = venv ] || {{ echo '{output}'; exit 1; }}\n")
+    (tmp_path / "uv").chmod(0o755)
+    places = IndexPlaces(("http://127.0.0.1:9/simple",))  # down
+    workshop = Workshop(tmp_path, tmp_path, tmp_path, (str(tmp_path / "uv"),), places)
+    engine = Engine("tiny-engine", SpecifierSet(), "the recipes", (), ())
+    opened = environment_opener(workshop, WheelRequirements("digits", (), ()), MatrixOptions())
+    with pytest.raises(error, match=text), opened(engine, "1.0"):
+        pass
 
 
 def test_an_interrupted_check_removes_its_environment(tmp_path: Path, engines: Path) -> None:

@@ -18,7 +18,14 @@ from hatch_lower.cli.matrix.engines import (
     find_engines,
     read_tried_wheel,
 )
-from hatch_lower.cli.matrix.environment import CheckedRecipe, Environment, Request, Workshop, make_workshop
+from hatch_lower.cli.matrix.environment import (
+    CheckedRecipe,
+    Environment,
+    InstallError,
+    Request,
+    Workshop,
+    make_workshop,
+)
 from hatch_lower.cli.matrix.places import IndexPlaces, read_places, shown
 from hatch_lower.cli.matrix.releases import find_releases
 from hatch_lower.cli.matrix.rows import MadeEnvironment, Open, TriedEngine, engine_distributions, try_engine
@@ -112,8 +119,12 @@ class OpenedEnvironment(Frozen):
 def environment_opener(workshop: Workshop, wheel: WheelRequirements, options: MatrixOptions) -> Open:
     @contextmanager
     def opened(engine: Engine, version: str) -> Iterator[MadeEnvironment]:
-        with workshop.environment(engine, version) as environment:
-            yield OpenedEnvironment(environment, wheel, engine, options)
+        try:
+            with workshop.environment(engine, version) as environment:
+                yield OpenedEnvironment(environment, wheel, engine, options)
+        except InstallError:
+            find_releases(engine.name, workshop.places)  # an index that is down now is no fault of the version
+            raise
 
     return opened
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -29,6 +30,7 @@ from hatch_lower.runtime.sources import FOLDERS
 INSTALL_SECONDS = 60.0 * 60
 CHECK_SECONDS = 60.0 * 60
 LAST_LINES = 12
+NO_SPACE = os.strerror(errno.ENOSPC)
 EARLY = (2020, 2, 2, 0, 0, 0)  # a date that an archive can have
 CHILD = "hatch_lower.cli.matrix.child"
 
@@ -115,6 +117,13 @@ class Workshop(Frozen):
             whole = [*command, "--quiet", *arguments]
             status, output = run_limited(whole, "the installer", None, self.variables(), INSTALL_SECONDS)
             if status != 0:
+                if NO_SPACE in output:
+                    raise ConfigError(
+                        "no environment can be made here",
+                        where=str(self.folder),
+                        found=last_lines(output),
+                        hint="make space on the disk, or name a folder on another disk in `TMPDIR`",
+                    )
                 limit = f"no end after {INSTALL_SECONDS:.0f} s\n" if status is None else ""
                 raise InstallError(f"{limit}{last_lines(output)}")
 
