@@ -67,10 +67,13 @@ def generator(module: PreTrainedModel) -> Model:
         EntryPointError: if the model has no cache of keys and values, or computes other logits with a cache.
     """
     from hatch_lower.huggingface.generation import Generator, generation_model
+    from hatch_lower.huggingface.sized_images import SizedImageGenerator, has_sized_images
     from hatch_lower.huggingface.vision import ImageGenerator, reads_images
 
     checked_module(module, "generator")
-    return generation_model(module, ImageGenerator if reads_images(module) else Generator)
+    if not reads_images(module):
+        return generation_model(module, Generator)
+    return generation_model(module, SizedImageGenerator if has_sized_images(module) else ImageGenerator)
 
 
 def as_pretrained(model: Any) -> PreTrainedModel:

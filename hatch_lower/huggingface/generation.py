@@ -54,7 +54,7 @@ class Trial(Frozen):
 
     tokens: Tensor  # as `decode` takes tokens, of shape (batch, tokens, …)
     sees: Tensor  # bool of shape (batch, 1, tokens, 1 + tokens), with a key that belongs to no token
-    positions: Tensor  # int64 of shape (batch, tokens)
+    positions: Tensor  # int64 of shape (batch, tokens), or float32 of shape (positions of a token, batch, tokens)
     inputs: dict[str, Tensor]  # of `start`
     expected: Tensor  # logits of the last two tokens
     near: Tensor  # bool, broadcast to the shape of `sees`: keys that a sliding layer sees at any distance
@@ -80,6 +80,7 @@ class Generator(torch.nn.Module):
     """
 
     vocabulary: int
+    position_rows = 0  # positions of a token; 0 for one position without a dimension of its own
 
     def __init__(self, model: Any, form: CacheForm) -> None:
         super().__init__()
@@ -180,7 +181,7 @@ class Generator(torch.nn.Module):
 
     def _own_cache(self, cache: Layers, position_ids: Any) -> DynamicCache:
         if self.form.is_apart:
-            return ApartCache(cache, position_ids[0, 0])
+            return ApartCache(cache, position_ids[(0,) * position_ids.dim()])
         return OwnCache(cache, self.form.unseen)
 
     def _cache_shapes(self) -> list[tuple[Sequence[int], Sequence[int]]]:
@@ -249,8 +250,10 @@ def decode_examples(made: Generator, started: dict[str, Any], batch: Any, source
         "cache": Example(cache, [({0: batch, 2: past}, {0: batch, 2: past}) for _ in cache]),
     }
     if made.takes_positions:
-        positions = torch.arange(PAST - 1, PAST - 1 + TOKENS).repeat(BATCH, 1)
-        found["position_ids"] = Example(positions, {0: batch, 1: tokens})
+        positions, own = torch.arange(PAST - 1, PAST - 1 + TOKENS).repeat(BATCH, 1), {0: batch, 1: tokens}
+        if made.position_rows:
+            positions, own = positions.repeat(made.position_rows, 1, 1).float(), {1: batch, 2: tokens}
+        found["position_ids"] = Example(positions, own)
     if made.window:
         found["sliding_mask"] = Example(mask.clone(), dict(shape))
     if made.has_encoder:
@@ -297,7 +300,7 @@ def is_like_model(made: Generator) -> bool:
     cache = started["cache"]
     for begin, end in ((0, count - 2), (count - 2, count)):
         if made.takes_positions:
-            more["position_ids"] = trial.positions[:, begin:end]
+            more["position_ids"] = trial.positions[..., begin:end]
         seen = trial.sees[:, :, begin:end, : end + 1]
         if made.window:
             more["sliding_mask"] = seen & ~far[..., begin:end, : end + 1]

@@ -62,20 +62,25 @@ class ImageGenerator(Generator):
         super().__init__(model, form)
         self.near = NEAR.get(model.config.model_type, NEAR_NONE)
         self.token = image_token(model)
-        self.images = dict(known_inputs(model, Dim("images"), (PIXELS,)))[PIXELS].value
         self.has_rows = False  # whether images are of shape (rows, images of a row, channels, height, width)
+        self.images = self.image_inputs()
         with torch.no_grad():
             self.places = len(self._first_features())
+
+    def image_inputs(self) -> list[dict[str, Tensor]]:
+        """Return the arguments of `encode_image` for each image of the examples."""
+        images = dict(known_inputs(self.model, Dim("images"), (PIXELS,)))[PIXELS].value
+        return [{PIXELS: image[None]} for image in images]
 
     def _first_features(self) -> Tensor:
         """Return the features of an image, after a choice between both shapes of images."""
         try:
-            return self.encode_image(self.images[:1])
+            return self.encode_image(**self.images[0])
         except ValueError:
             self.has_rows = True
         except (TypeError, AttributeError) as error:
             raise refused_images(self.model, f"{type(error).__name__}: {error}") from error
-        return self.encode_image(self.images[:1])
+        return self.encode_image(**self.images[0])
 
     def start(self, **inputs: Tensor) -> dict[str, Any]:
         """Return the cache before the first token, the sizes, and the token of images with its number in an image."""
@@ -117,11 +122,15 @@ class ImageGenerator(Generator):
 
     def further_examples(self, batch: Any) -> dict[str, dict[str, Example]]:
         ids = torch.randint(0, self.vocabulary, (BATCH, TOKENS))
-        tokens = Dim("tokens", min=1, max=self.longest)
+        tokens, shapes = Dim("tokens", min=1, max=self.longest), self.image_shapes()
         return {
             "embed": {"input_ids": Example(ids, {0: batch, 1: tokens})},
-            "encode_image": {PIXELS: Example(self.images[:1], None)},
+            "encode_image": {name: Example(each, shapes.get(name)) for name, each in self.images[0].items()},
         }
+
+    def image_shapes(self) -> dict[str, Any]:
+        """Return the dynamic sizes of the arguments of `encode_image`."""
+        return {}
 
     def trial(self) -> Trial:
         """Return two prompts with an image each, of which the second begins with padding."""
@@ -136,19 +145,38 @@ class ImageGenerator(Generator):
         near = torch.nn.functional.pad(is_near[:, None, :, None] & is_near[:, None, None], (1, 0))
         mask = example_mask(BATCH, count, 1) | near
         mask[-1, :, 1:, 1] = False
-        positions = torch.arange(count).repeat(BATCH, 1)
-        positions[-1] = (positions[-1] - 1).clamp(min=0)
         features = self.embed(ids)
-        features[is_image] = torch.cat([self.encode_image(image[None]) for image in self.images])
-        kinds = {NEAR_IMAGES: is_image.long(), NEAR_PROMPT: (~is_near).long()}.get(self.near)
+        features[is_image] = torch.cat([self.encode_image(**image) for image in self.images])
+        kinds = self.kinds_of_tokens(ids)
         expected = [self._expected(ids, kinds, row, begin=row) for row in range(BATCH)]
-        return Trial(features, mask, positions, {"input_ids": ids}, torch.cat(expected), near)
+        return Trial(features, mask, self.trial_positions(ids), {"input_ids": ids}, torch.cat(expected), near)
 
-    def _expected(self, ids: Tensor, kinds: Tensor | None, row: int, begin: int) -> Tensor:
+    def trial_positions(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1]).repeat(BATCH, 1)
+        positions[-1] = (positions[-1] - 1).clamp(min=0)
+        return positions
+
+    def kinds_of_tokens(self, ids: Tensor) -> dict[str, Tensor]:
+        """Return the argument of the model for the kinds of tokens; the last two are new."""
+        kinds = {NEAR_IMAGES: (ids == self.token).long(), NEAR_PROMPT: torch.zeros_like(ids)}.get(self.near)
+        if kinds is None:
+            return {}
+        if self.near == NEAR_PROMPT:
+            kinds[:, -2:] = 1
+        return {"token_type_ids": kinds}
+
+    def expected_inputs(self, row: int) -> dict[str, Tensor]:
+        """Return the arguments of the model for the image of a row."""
+        image = self.images[row][PIXELS]
+        return {PIXELS: image[None] if self.has_rows else image}
+
+    def _expected(self, ids: Tensor, kinds: dict[str, Tensor], row: int, begin: int) -> Tensor:
         """Return the model's logits of the last two tokens of a row, which begins behind its padding."""
-        rows = slice(row, row + 1)
-        images = self.images[None, rows] if self.has_rows else self.images[rows]
-        more = {} if kinds is None else {"token_type_ids": kinds[rows, begin:]}
-        given = {"input_ids": ids[rows, begin:], PIXELS: images, **more}
+        part = (slice(row, row + 1), slice(begin, None))
+        given = {
+            "input_ids": ids[part],
+            **self.expected_inputs(row),
+            **{name: each[part] for name, each in kinds.items()},
+        }
         found: Tensor = self.model(**given, use_cache=False).logits[:, -2:]
         return found

@@ -11,7 +11,7 @@ import numpy as np
 
 from hatch_lower.errors import InputError, nearest
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.generation.images import ENCODE, IMAGE_ARGUMENTS, image_prompt
+from hatch_lower.runtime.generation.images import ENCODE, image_arguments, image_prompt
 from hatch_lower.runtime.generation.loop import Cache, Sequences, Steps, generated, padding_mask
 from hatch_lower.runtime.generation.settings import GENERATION, NOT_HERE, SETTINGS, GenerationSettings, settings_of
 from hatch_lower.runtime.generation.speech import (
@@ -74,7 +74,7 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     given = {name: in_numpy(chosen.pop(name), model.arrays) for name in sorted(chosen.keys() - SETTINGS)}
     prefix = "decoder_" if has_encoder else ""
     ids, mask = given.pop(prefix + "input_ids", None), given.pop(prefix + "attention_mask", None)
-    image_names = given.keys() & IMAGE_ARGUMENTS if ENCODE in model.methods else ()
+    image_names = given.keys() & image_arguments(model.methods[ENCODE]) if ENCODE in model.methods else ()
     of_images = {name: given.pop(name) for name in sorted(image_names)}
     given = encoder_inputs(model, takes["start"] if has_encoder else frozenset(), given)
     refuse_texts({**given, prefix + "input_ids": ids})
@@ -107,7 +107,9 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     stopped = partial(has_stop, model.reader(), settings.stops, ids[:, -BEFORE:]) if settings.stops else never
     if has_encoder:
         more["cross"] = started["cross"]
-    images = image_prompt(model.methods, model.arrays, of_images, ids, started) if ENCODE in model.methods else None
+    images = None
+    if ENCODE in model.methods:
+        images = image_prompt(model.methods, model.arrays, of_images, ids, visible, started)
     steps = Steps(model.methods["decode"], model.arrays, int(started["window"]), int(started["longest"]), more, images)
     cache = Cache(started["cache"])
     if detects and speech:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hatch_lower.errors import InputError
+from hatch_lower.format.grids import token_positions
 from hatch_lower.format.prompts import NEAR_NONE, NEAR_PROMPT, PIXELS
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.generation.sized_images import GRID, sized_images
 from hatch_lower.runtime.texts import in_library, in_numpy
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 Numbers = Any  # an array of NumPy
 PADDING, KINDS = "pixel_attention_mask", "token_type_ids"
-IMAGE_ARGUMENTS = frozenset({PIXELS, PADDING, KINDS})
+MODALITIES = "mm_token_type_ids"  # the kinds of tokens for a model whose images have sizes
 ENCODE, EMBED = "encode_image", "embed"  # methods
 
 
@@ -31,6 +34,7 @@ class ImagePrompt(Frozen):
     near: (
         Numbers  # int64 of shape (rows, tokens): tokens with one number see each other in both directions; -1: no token
     )
+    positions: Numbers = None  # of the prompt, float32 of shape (3, rows, tokens); `None`: one position of each token
 
     def arguments(self, tokens: Numbers, is_prompt: bool) -> dict[str, Any]:
         found = self.embed(input_ids=in_library(tokens, self.arrays))
@@ -40,12 +44,25 @@ class ImagePrompt(Frozen):
             found = in_library(numbers, self.arrays)
         return {"inputs_embeds": found}
 
+    def positions_of(self, total: int, count: int) -> Numbers:
+        """Return the positions of the last `count` tokens of `total`; new tokens follow the last one of the prompt."""
+        held = self.positions.shape[2]
+        new = self.positions[..., -1:] + np.arange(1, total - held + 1, dtype=np.float32)
+        return np.concatenate([self.positions, new], 2)[..., -count:]
+
+
+def image_arguments(encode: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of arguments of images, by the method `encode_image`."""
+    has_sizes = "image_positions" in inspect.signature(encode).parameters
+    return frozenset({PIXELS, GRID, MODALITIES} if has_sizes else {PIXELS, PADDING, KINDS})
+
 
 def image_prompt(
     methods: Mapping[str, Callable[..., Any]],
     arrays: Arrays,
     given: Mapping[str, Numbers],
     ids: Numbers,
+    visible: Numbers,
     sizes: Mapping[str, Any],
 ) -> ImagePrompt:
     """Return a prompt with the features of its images.
@@ -55,36 +72,45 @@ def image_prompt(
         arrays: the library of the methods.
         given: the arguments of images by name.
         ids: the prompt, int64 of shape (rows, tokens).
+        visible: bool of the same shape: false for padding.
         sizes: the result of `start`.
 
     Raises:
         InputError: if the images do not fit the prompt.
     """
-    places = ids == int(sizes["image_token"])
-    features = encoded_images(methods[ENCODE], arrays, given)
+    token = int(sizes["image_token"])
+    places = ids == token
+    sized = sized_images(given, sizes) if "image_merge" in sizes else None
+    inputs = image_inputs(given) if sized is None else sized.inputs
+    encode = methods[ENCODE]
+    features = [
+        in_numpy(encode(**{name: in_library(each, arrays) for name, each in image.items()}), arrays) for image in inputs
+    ]
     count = sum(map(len, features))
     if count != places.sum():
-        each = int(sizes["image_places"])
+        needed = int(sizes["image_places"]) if sized is None else "as many tokens as its places"
         raise InputError(
             "a prompt must have places for the features of each image",
             where=f"`{PIXELS}`",
-            found=f"{len(features)} images, and {places.sum()} tokens `{sizes['image_token']}` in the prompts",
-            hint=f"an image needs {each} tokens: make the arguments with `model.preprocess(text, images=…)`",
+            found=f"{len(features)} images, and {places.sum()} tokens `{token}` in the prompts",
+            hint=f"an image needs {needed} tokens: make the arguments with `model.preprocess(text, images=…)`",
         )
     near = near_tokens(places, int(sizes["near"]))
-    if (kinds := given.get(KINDS)) is not None and not np.array_equal(kinds, token_kinds(places, int(sizes["near"]))):
-        raise InputError(
-            "the kinds of the tokens are not those of the prompt",
-            where=f"`{KINDS}`",
-            found="other numbers than the processor of the model gives",
-            hint=f"leave `{KINDS}` out",
-        )
+    for name in given.keys() & {KINDS, MODALITIES}:
+        if not np.array_equal(given[name], token_kinds(places, int(sizes["near"]))):
+            raise InputError(
+                "the kinds of the tokens are not those of the prompt",
+                where=f"`{name}`",
+                found="other numbers than the processor of the model gives",
+                hint=f"leave `{name}` out",
+            )
     joined = np.concatenate(features) if features else np.zeros((0, 1), dtype=np.float32)
-    return ImagePrompt(methods[EMBED], arrays, joined, places, near)
+    positions = None if sized is None else token_positions(ids, visible, token, sized.sides)
+    return ImagePrompt(methods[EMBED], arrays, joined, places, near, positions)
 
 
-def encoded_images(encode: Callable[..., Any], arrays: Arrays, given: Mapping[str, Numbers]) -> list[Numbers]:
-    """Return the features of each image, in the order of the prompts."""
+def image_inputs(given: Mapping[str, Numbers]) -> list[dict[str, Numbers]]:
+    """Return the arguments of `encode_image` for each image, in the order of the prompts."""
     pixels = given.get(PIXELS)
     seen = given.get(PADDING)
     if pixels is None:
@@ -104,7 +130,7 @@ def encoded_images(encode: Callable[..., Any], arrays: Arrays, given: Mapping[st
             hint="make the arguments with `model.preprocess(text, images=…)`",
         )
     images = pixels.reshape(-1, *pixels.shape[-3:]).astype(np.float32)
-    return [in_numpy(encode(pixel_values=in_library(image[None], arrays)), arrays) for image in images]
+    return [{PIXELS: image[None]} for image in images]
 
 
 def near_tokens(places: Numbers, near: int) -> Numbers:

@@ -56,7 +56,7 @@ class Steps(Frozen):
             if near is not None:
                 given["sliding_mask"] |= near
         if "position_ids" in parameters:
-            given["position_ids"] = np.maximum(visible.cumsum(1) - 1, 0)[:, -count:]
+            given["position_ids"] = self._positions(visible, count)
         if self.images is None:
             given["input_ids"] = tokens
         arrays = {name: in_library(each, self.arrays) for name, each in given.items()}
@@ -64,6 +64,11 @@ class Steps(Frozen):
             arrays |= self.images.arguments(tokens, is_prompt)
         logits, layers = self.decode(**arrays, cache=cache.layers, **self.more)
         return logits, extended(cache, layers, count, self.longest)
+
+    def _positions(self, visible: Numbers, count: int) -> Numbers:
+        if self.images is not None and self.images.positions is not None:
+            return self.images.positions_of(visible.shape[1], count)
+        return np.maximum(visible.cumsum(1) - 1, 0)[:, -count:]
 
 
 class Cache(Frozen):

@@ -23,9 +23,10 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.runtime.generation.calls import LanguageModel, check_methods
-from hatch_lower.runtime.generation.images import EMBED, ImagePrompt, image_prompt
+from hatch_lower.runtime.generation.images import EMBED, ENCODE, ImagePrompt, image_arguments, image_prompt
 from hatch_lower.runtime.generation.loop import Cache, Steps, padding_mask
 from hatch_lower.runtime.generation.settings import GENERATION
+from hatch_lower.runtime.generation.sized_images import GRID
 from hatch_lower.runtime.texts import CONFIG
 
 Layers = Sequence[tuple[Tensor, Tensor]]  # keys and values of each layer, of shape (batch, heads, keys, dimensions)
@@ -130,7 +131,7 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
         images = None
         if EMBED in self.methods:
             is_prompt = held.used == 1 and pixel_values is not None
-            images = self._image_prompt(tokens, {PIXELS: pixel_values} if is_prompt else {})
+            images = self._image_prompt(tokens, visible.bool(), {PIXELS: pixel_values} if is_prompt else {})
         steps = Steps(self.decode, self.arrays, int(started["window"]), int(started["longest"]), more, images)
         last = logits_to_keep or tokens.shape[1]
         logits, after = steps.logits(tokens.numpy(), visible.bool().numpy(), last, held)
@@ -138,11 +139,11 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
         own.layers = [kept_layer(*(each[:, :, 1 : after.used] for each in layer)) for layer in after.layers]
         return (Seq2SeqLMOutput if has_encoder else CausalLMOutputWithPast)(logits=logits, cache=cache)
 
-    def _image_prompt(self, tokens: Tensor, given: dict[str, Any]) -> ImagePrompt:
+    def _image_prompt(self, tokens: Tensor, visible: Tensor, given: dict[str, Any]) -> ImagePrompt:
         arrays = {name: value.float().numpy() for name, value in given.items()}
         # a token of images that was generated is a token as others are
         ids = tokens.numpy() if given else np.full(tokens.shape, -1)
-        return image_prompt(self.methods, self.arrays, arrays, ids, self.start.started)
+        return image_prompt(self.methods, self.arrays, arrays, ids, visible.numpy(), self.start.started)
 
 
 def cache_before(first: Layers, cache: Any) -> Cache:
@@ -182,6 +183,12 @@ def transformers_model(model: LanguageModel) -> Lowered:
             f"model `{model.name}` cannot become a model of transformers",
             found=f"assets {', '.join(model.assets) or 'none'}; {model.arrays.noun} on `{model.arrays.device}`",
             hint='declare the model with `transformers`, and load it with `arrays="torch"` on the CPU',
+        )
+    if ENCODE in model.methods and GRID in image_arguments(model.methods[ENCODE]):
+        raise ProgramError(
+            f"model `{model.name}` cannot become a model of transformers",
+            found="images of different sizes, whose tokens have three positions",
+            hint="generate tokens with `model.generate(…)`",
         )
     made = Lowered(model, AutoConfig.from_pretrained(str(model.assets[CONFIG])))
     if GENERATION in model.assets:

@@ -1,0 +1,71 @@
+"""Images of different sizes in prompts: the arguments of `encode_image` by the grid of each image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hatch_lower.errors import InputError
+from hatch_lower.format.grids import Sides, patch_positions, same_window
+from hatch_lower.format.prompts import PIXELS
+from hatch_lower.frozen import Frozen
+
+Numbers = Any  # an array of NumPy
+GRID = "image_grid_thw"  # the argument for times, rows and columns of patches of each image
+
+
+class SizedImages(Frozen):
+    inputs: Sequence[Mapping[str, Numbers]]  # of `encode_image`, for each image
+    sides: Sequence[Sides]  # of each image, in places
+
+
+def sized_images(given: Mapping[str, Numbers], sizes: Mapping[str, Any]) -> SizedImages:
+    """Return images by the arguments of a processor.
+
+    Args:
+        given: the arguments by name.
+        sizes: the result of `start`.
+
+    Raises:
+        InputError: if the patches are not those of the grids.
+    """
+    pixels, grids = given.get(PIXELS), given.get(GRID)
+    if pixels is None and grids is None:
+        return SizedImages((), ())
+    merge, window = int(sizes["image_merge"]), int(sizes["image_window"])
+    grids = checked_grids(grids, merge)
+    counts = grids.prod(1)
+    if pixels is None or pixels.ndim != 2 or pixels.dtype.kind != "f" or len(pixels) != counts.sum():
+        raise InputError(
+            "pixels must be float32 of shape (patches of all images, pixels of a patch)",
+            where=f"`{PIXELS}`",
+            found="nothing" if pixels is None else f"{pixels.dtype} of shape {pixels.shape}",
+            hint=f"give the {counts.sum()} patches of `{GRID}`: the output of the model's processor",
+        )
+    sides = [(int(height) // merge, int(width) // merge) for _, height, width in grids]
+    inputs = []
+    for each, patches in zip(sides, np.split(pixels.astype(np.float32), counts.cumsum()[:-1]), strict=True):
+        image = {
+            PIXELS: patches.reshape(-1, merge**2, pixels.shape[1]),
+            "image_positions": patch_positions(each, merge),
+        }
+        inputs.append({**image, "same_window": same_window(each, window)} if window else image)
+    return SizedImages(inputs, sides)
+
+
+def checked_grids(grids: Numbers, merge: int) -> Numbers:
+    """Refuse grids of videos, and grids without whole places."""
+    if grids is None or grids.ndim != 2 or grids.shape[1] != 3 or grids.dtype.kind not in "iu":
+        found = "nothing" if grids is None else f"{grids.dtype} of shape {grids.shape}"
+    elif (wrong := (grids < (1, merge, merge)) | (grids % (1, merge, merge) != 0) | (grids[:, :1] > 1)).any():
+        found = str(grids[wrong.any(1)][0].tolist())
+    else:
+        return grids
+    raise InputError(
+        f"the grid of an image must be 1, and two multiples of {merge}: numbers of patches",
+        where=f"`{GRID}`",
+        found=found,
+        hint="give the output of the model's processor; videos are not read",
+    )
