@@ -67,7 +67,7 @@ class ImageReader(Frozen):
     def read(self, images: Sequence[Any]) -> Numbers:
         """Return the pixels of images, float32 of shape (images, channels, height, width)."""
         refuse_no_image(self.model, images)
-        found = [self._pixels(image) for image in images]
+        found = [self.pixels(image) for image in images]
         if len({each.shape for each in found}) > 1:
             raise InputError(
                 "images of one call must have the same size",
@@ -77,7 +77,8 @@ class ImageReader(Frozen):
             )
         return np.stack(found)
 
-    def _pixels(self, given: Any) -> Numbers:
+    def pixels(self, given: Any) -> Numbers:
+        """Return the pixels of an image, float32 of shape (channels, height, width)."""
         image = to_image(given).convert("RGB")
         if self.size is not None:
             sides = (image.height, image.width)

@@ -176,9 +176,9 @@ class LoadedModel:
             parameters = inspect.signature(self.methods["forward"]).parameters
         found: dict[str, Any] = {}
         if images is not None:
-            from hatch_lower.runtime.timm_images import any_image_reader
+            from hatch_lower.runtime.image_patches import inputs_of_images
 
-            found["pixel_values"] = any_image_reader(self.name, self.assets).read(listed(images))
+            found |= inputs_of_images(self.name, self.assets, listed(images))
         if sounds is not None:
             from hatch_lower.runtime.sounds import refuse_hidden_padding, sound_reader
 
@@ -192,7 +192,7 @@ class LoadedModel:
             if pairs is not None and len(pairs) != len(texts):
                 raise InputError("each text needs one second text", found=f"{len(texts)} texts, {len(pairs)} of `pair`")
             if self._image_parameters:
-                texts = self._with_places(texts, len(found.get("pixel_values", ())))
+                texts = self._with_places(texts, found)
             found |= self._text_reader().read(texts, pairs)
         return {name: self._in_library(array) for name, array in found.items() if name in parameters}
 
@@ -257,18 +257,20 @@ class LoadedModel:
     @property
     def _image_parameters(self) -> Collection[str]:
         encode = self.methods.get("encode_image") if self._generates else None
-        return () if encode is None else inspect.signature(encode).parameters
+        # the caller of `encode_image` makes its further arguments from the grids of images
+        return () if encode is None else {*inspect.signature(encode).parameters, "image_grid_thw"}
 
-    def _with_places(self, texts: list[str], images: int) -> list[str]:
+    def _with_places(self, texts: list[str], images: Mapping[str, Any]) -> list[str]:
         import numpy
 
-        from hatch_lower.runtime.placeholders import image_place, with_places
+        from hatch_lower.runtime.placeholders import image_place, numbers_of_places, with_places
 
         if not images:
             return texts
         sizes = self.methods["start"](input_ids=self._in_library(numpy.zeros((1, 1), dtype=numpy.int64)))
-        place = image_place(self.name, self.assets, int(sizes["image_places"]), self._text_reader())
-        return with_places(texts, images, place)
+        numbers = numbers_of_places(images, sizes)
+        place = image_place(self.name, self.assets, self._text_reader())
+        return with_places(texts, numbers, place)
 
     @property
     def _generates(self) -> bool:

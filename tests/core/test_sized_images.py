@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from support.generators import loaded
@@ -199,3 +202,92 @@ def test_a_model_with_three_positions_has_no_beams(transformers: Any, tmp_path: 
     with pytest.raises(ProgramError, match="cannot become a model of transformers") as error:
         as_pretrained(loaded(generator(module), {"config.json": tmp_path / "config.json"}))
     assert error.value.found == "images of different sizes, whose tokens have three positions"
+
+
+SIZES = {"size": {"shortest_edge": 48, "longest_edge": 160}, "patch_size": 2}
+MARK = "<image>"
+
+
+@pytest.fixture
+def folder(transformers: Any, tmp_path: Path) -> Path:
+    """Write the configurations of a model, of a small tokenizer and of an image processor."""
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("PIL")
+    words = ["[PAD]", "[UNK]", *(f"w{number}" for number in range(2, IMAGE)), MARK]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([MARK])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", padding_side="left")
+    fast.save_pretrained(tmp_path)
+    images = transformers.Qwen2VLImageProcessorPil(**SIZES).to_dict()
+    written = {**images, "processor_class": "Qwen2_5_VLProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
+    sized_model(transformers, "Qwen2VL").config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in folder.iterdir()}
+
+
+def picture(height: int, width: int) -> Any:
+    return numpy.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=numpy.uint8)
+
+
+def test_texts_with_sized_images_are_those_of_the_processor(transformers: Any, folder: Path) -> None:
+    # images in the range of sizes, too large, and too small
+    pictures = [picture(12, 11), picture(40, 31), picture(5, 6)]
+    module = sized_model(transformers, "Qwen2VL")
+    model = loaded(generator(module), files_in(folder))
+    texts = [f"w5 {MARK} w6 w7 {MARK}", f"{MARK} w8"]
+    given = model.preprocess(texts, images=pictures)
+    assert sorted(given) == ["attention_mask", "image_grid_thw", "input_ids", "pixel_values"]
+    images = transformers.Qwen2VLImageProcessorPil(**SIZES)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    # transformers' processor without the part for videos, which needs torchvision
+    processor = SimpleNamespace(image_processor=images, image_token=MARK)
+    wanted = images(pictures, return_tensors="pt")
+    replaced = transformers.Qwen2_5_VLProcessor.replace_image_token
+    places = [replaced(processor, wanted, index) for index in range(3)]
+    filled = [texts[0].replace(MARK, "{}").format(*places[:2]), texts[1].replace(MARK, places[2])]
+    wanted |= tokenizer(filled, return_tensors="pt", padding=True)
+    assert len(set(map(len, places))) == 3
+    for name, value in given.items():
+        torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-6)
+    kinds = {"mm_token_type_ids": (given["input_ids"] == IMAGE).int()}
+    expected = module.generate(**given, **kinds, **OPTIONS, do_sample=False)
+    assert torch.equal(model.generate(**given, **kinds, **OPTIONS), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"min_pixels": 48, "max_pixels": 160}, {"do_normalize": False}])
+def test_sizes_of_older_configurations_are_read(options: Mapping[str, Any], transformers: Any, folder: Path) -> None:
+    path = folder / "preprocessor_config.json"
+    written = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 2, **options}
+    mean = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4], "processor_class": "Qwen2VLProcessor"}
+    path.write_text(json.dumps({**written, **mean}))
+    model = loaded(generator(sized_model(transformers, "Qwen2VL")), files_in(folder))
+    given = model.preprocess(MARK, images=picture(40, 31))
+    wanted = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)([picture(40, 31)], return_tensors="pt")
+    for name in ("pixel_values", "image_grid_thw"):
+        torch.testing.assert_close(given[name], wanted[name], rtol=0, atol=1e-6)
+
+
+def test_a_steep_image_is_refused(transformers: Any, folder: Path) -> None:
+    model = loaded(generator(sized_model(transformers, "Qwen2VL")), files_in(folder))
+    with pytest.raises(InputError) as error:
+        model.preprocess(MARK, images=picture(1, 201))
+    assert str(error.value) == (
+        "the sides of an image must not differ by a factor above 200\n"
+        "  where: model `net`\n"
+        "  found: 1x201\n"
+        "  to do: give parts of the image"
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"do_resize": False}, {"patch_size": 0}, {"size": {"longest_edge": "16"}}])
+def test_a_wrong_configuration_of_patches_is_refused(wrong: Mapping[str, Any], transformers: Any, folder: Path) -> None:
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    model = loaded(generator(sized_model(transformers, "Qwen2VL")), files_in(folder))
+    with pytest.raises(ProgramError, match="a packaged configuration cannot be used"):
+        model.preprocess(MARK, images=picture(9, 9))
