@@ -29,6 +29,7 @@ from hatch_lower.huggingface.generation import (
 
 # the tokens of a prompt that see each other in both directions, by the model's kind; default: none
 NEAR = {"gemma3": NEAR_IMAGES, "paligemma": NEAR_PROMPT}
+SEPARATE = ("blip-2",)  # kinds of models that take no prompt without an image: their language models take the prompts
 
 
 def reads_images(model: Any) -> bool:
@@ -37,9 +38,12 @@ def reads_images(model: Any) -> bool:
     Raises:
         EntryPointError: if the model takes images in another way.
     """
-    if model.config.is_encoder_decoder or PIXELS not in inspect.signature(model.forward).parameters:
+    has_token = isinstance(image_token(model), int)
+    if PIXELS not in inspect.signature(model.forward).parameters or (model.config.is_encoder_decoder and not has_token):
         return False
-    if isinstance(image_token(model), int) and hasattr(model, "get_image_features"):
+    if model.config.is_encoder_decoder:
+        raise refused_images(model, "an encoder reads the prompt with the images, and a decoder generates")
+    if has_token and hasattr(model, "get_image_features"):
         return True
     raise refused_images(model, "no `image_token_id` in its configuration, or no method `get_image_features`")
 
@@ -59,7 +63,10 @@ def image_token(model: Any) -> Any:
 
 class ImageGenerator(Generator):
     def __init__(self, model: Any, form: CacheForm) -> None:
-        super().__init__(model, form)
+        is_apart = model.config.model_type in SEPARATE
+        super().__init__(model.language_model if is_apart else model, form)
+        if is_apart:
+            self.outer = model
         self.near = NEAR.get(model.config.model_type, NEAR_NONE)
         self.token = image_token(model)
         self.has_rows = False  # whether images are of shape (rows, images of a row, channels, height, width)
@@ -67,9 +74,14 @@ class ImageGenerator(Generator):
         with torch.no_grad():
             self.places = len(self._first_features())
 
+    @property
+    def whole(self) -> Any:
+        """The model with its language model and its reader of images."""
+        return self.outer if "outer" in self._modules else self.model
+
     def image_inputs(self) -> list[dict[str, Tensor]]:
         """Return the arguments of `encode_image` for each image of the examples."""
-        images = dict(known_inputs(self.model, Dim("images"), (PIXELS,)))[PIXELS].value
+        images = dict(known_inputs(self.whole, Dim("images"), (PIXELS,)))[PIXELS].value
         return [{PIXELS: image[None]} for image in images]
 
     def _first_features(self) -> Tensor:
@@ -79,7 +91,7 @@ class ImageGenerator(Generator):
         except ValueError:
             self.has_rows = True
         except (TypeError, AttributeError) as error:
-            raise refused_images(self.model, f"{type(error).__name__}: {error}") from error
+            raise refused_images(self.whole, f"{type(error).__name__}: {error}") from error
         return self.encode_image(**self.images[0])
 
     def start(self, **inputs: Tensor) -> dict[str, Any]:
@@ -94,7 +106,7 @@ class ImageGenerator(Generator):
             pixel_values: float32 of shape (1, channels, height, width).
         """
         given = pixel_values[None] if self.has_rows else pixel_values
-        found: Tensor = self.model.get_image_features(pixel_values=given, return_dict=True).pooler_output[0]
+        found: Tensor = self.whole.get_image_features(pixel_values=given, return_dict=True).pooler_output[0]
         return found
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -178,5 +190,5 @@ class ImageGenerator(Generator):
             **self.expected_inputs(row),
             **{name: each[part] for name, each in kinds.items()},
         }
-        found: Tensor = self.model(**given, use_cache=False).logits[:, -2:]
+        found: Tensor = self.whole(**given, use_cache=False).logits[:, -2:]
         return found

@@ -19,7 +19,8 @@ from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.runtime.loaded import LoadedModel
 
 IMAGE, BEGIN, END = 98, 97, 96  # tokens
-TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+TEXT = {"vocab_size": 99, **WIDTH}
 TEXT |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256}
 VISION = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 VISION |= {"image_size": 16, "patch_size": 4}
@@ -45,6 +46,12 @@ NETS: Mapping[str, Mapping[str, Any]] = {
         "text_config": {**TEXT, "model_type": "qwen2"},
         "image_seq_length": 4,
     },
+    "Blip2": {
+        "vision_config": VISION,
+        "qformer_config": {**WIDTH, "vocab_size": 99},
+        "text_config": {**WIDTH, "model_type": "opt", "vocab_size": 99, "ffn_dim": 64, "word_embed_proj_dim": 32},
+        "num_query_tokens": 4,
+    },
 }
 PLACES = {"Llava": 16, "PaliGemma": 16}  # of an image; default: 4
 OPTIONS = {"max_new_tokens": 12, "eos_token_id": 2, "pad_token_id": 0}
@@ -64,6 +71,8 @@ def image_model(transformers: Any, kind: str) -> Any:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(3 if parameter.dim() > 1 else 1)
+        if kind == "Blip2":
+            module.query_tokens.normal_()  # zeros in a new model
     return module
 
 
@@ -105,10 +114,13 @@ def test_a_prompt_of_an_image_model_may_have_no_image(transformers: Any) -> None
     assert torch.equal(loaded(generator(module)).generate(ids, **OPTIONS), wanted)
 
 
-def test_the_methods_of_an_image_model_are_exported(transformers: Any) -> None:
-    made = generator(image_model(transformers, "Gemma3"))
-    methods = capture_model("net", made, NullReporter()).methods
+@pytest.mark.parametrize("kind", ["Gemma3", "Blip2"])
+def test_the_methods_of_an_image_model_are_exported(kind: str, transformers: Any) -> None:
+    module = image_model(transformers, kind)
+    methods = capture_model("net", generator(module), NullReporter()).methods
     assert sorted(each.name for each in methods) == ["decode", "embed", "encode_image", "start"]
+    weights = {each for method in methods for each in method.program.state_dict.values()}
+    assert sum(each.numel() for each in weights) == sum(each.numel() for each in module.parameters()), "weights once"
 
 
 def test_a_wrong_mask_between_the_tokens_of_an_image_is_found(
@@ -154,6 +166,14 @@ def test_a_model_with_other_images_is_refused(transformers: Any) -> None:
     config = transformers.GitConfig(vision_config=VISION, **{**TEXT, "head_dim": None})
     with pytest.raises(EntryPointError, match="the images of `GitForCausalLM` cannot be exported for generation"):
         generator(transformers.GitForCausalLM(config).eval())
+
+
+def test_an_encoder_that_reads_images_is_refused(transformers: Any) -> None:
+    text = {"model_type": "t5", "vocab_size": 99, "d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 4, "d_kv": 8}
+    config = transformers.Blip2Config(**{**NETS["Blip2"], "text_config": text}, image_token_id=IMAGE)
+    with pytest.raises(EntryPointError, match="the images of `Blip2ForConditionalGeneration` cannot") as error:
+        generator(transformers.Blip2ForConditionalGeneration(config).eval())
+    assert error.value.found == "an encoder reads the prompt with the images, and a decoder generates"
 
 
 def test_a_model_whose_images_have_sizes_is_refused(transformers: Any) -> None:
