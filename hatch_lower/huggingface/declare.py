@@ -66,6 +66,7 @@ def generator(module: PreTrainedModel) -> Model:
     Raises:
         EntryPointError: if the model has no cache of keys and values, or computes other logits with a cache.
     """
+    from hatch_lower.huggingface.cropped_images import CroppedImageGenerator, has_cropped_images
     from hatch_lower.huggingface.generation import Generator, generation_model
     from hatch_lower.huggingface.sized_images import SizedImageGenerator, has_sized_images
     from hatch_lower.huggingface.vision import ImageGenerator, reads_images
@@ -73,6 +74,8 @@ def generator(module: PreTrainedModel) -> Model:
     checked_module(module, "generator")
     if not reads_images(module):
         return generation_model(module, Generator)
+    if has_cropped_images(module):
+        return generation_model(module, CroppedImageGenerator)
     return generation_model(module, SizedImageGenerator if has_sized_images(module) else ImageGenerator)
 
 

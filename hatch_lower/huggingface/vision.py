@@ -72,7 +72,8 @@ class ImageGenerator(Generator):
         self.has_rows = False  # whether images are of shape (rows, images of a row, channels, height, width)
         self.images = self.image_inputs()
         with torch.no_grad():
-            self.places = len(self._first_features())
+            self._choose_shape()
+            self.places = len(self.features_of(0))
 
     @property
     def whole(self) -> Any:
@@ -84,15 +85,17 @@ class ImageGenerator(Generator):
         images = dict(known_inputs(self.whole, Dim("images"), (PIXELS,)))[PIXELS].value
         return [{PIXELS: image[None]} for image in images]
 
-    def _first_features(self) -> Tensor:
-        """Return the features of an image, after a choice between both shapes of images."""
+    def features_of(self, row: int) -> Tensor:
+        """Return the features of an image of the examples."""
+        return self.encode_image(**self.images[row])
+
+    def _choose_shape(self) -> None:
         try:
-            return self.encode_image(**self.images[0])
+            self.features_of(0)
         except ValueError:
             self.has_rows = True
         except (TypeError, AttributeError) as error:
             raise refused_images(self.whole, f"{type(error).__name__}: {error}") from error
-        return self.encode_image(**self.images[0])
 
     def start(self, **inputs: Tensor) -> dict[str, Any]:
         """Return the cache before the first token, the sizes, and the token of images with its number in an image."""
@@ -158,7 +161,7 @@ class ImageGenerator(Generator):
         mask = example_mask(BATCH, count, 1) | near
         mask[-1, :, 1:, 1] = False
         features = self.embed(ids)
-        features[is_image] = torch.cat([self.encode_image(**image) for image in self.images])
+        features[is_image] = torch.cat([self.features_of(row) for row in range(BATCH)])
         kinds = self.kinds_of_tokens(ids)
         expected = [self._expected(ids, kinds, row, begin=row) for row in range(BATCH)]
         return Trial(features, mask, self.trial_positions(ids), {"input_ids": ids}, torch.cat(expected), near)

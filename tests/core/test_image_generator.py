@@ -177,9 +177,10 @@ def test_an_encoder_that_reads_images_is_refused(transformers: Any) -> None:
 
 
 def test_a_model_whose_images_have_sizes_is_refused(transformers: Any) -> None:
-    sizes = {"image_grid_pinpoints": [[16, 16], [16, 32]]}
-    config = transformers.LlavaOnevisionConfig(**NETS["Llava"], image_token_id=IMAGE, video_token_id=BEGIN, **sizes)
-    with pytest.raises(EntryPointError, match="the images of `LlavaOnevision") as error:
+    vision = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    vision |= {"model_type": "pixtral", "image_size": 16, "patch_size": 4, "head_dim": 12}
+    config = transformers.Mistral3Config(vision_config=vision, text_config=LLAMA, image_token_id=IMAGE)
+    with pytest.raises(EntryPointError, match="the images of `Mistral3ForConditionalGeneration` cannot") as error:
         generator(transformers.AutoModelForImageTextToText.from_config(config).eval())
     assert "`image_sizes`" in str(error.value).replace("'", "`")
 

@@ -12,6 +12,7 @@ from hatch_lower.errors import InputError
 from hatch_lower.format.grids import token_positions
 from hatch_lower.format.prompts import NEAR_NONE, NEAR_PROMPT, PIXELS
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.generation.cropped_images import GROUPS, SIZES, cropped_images
 from hatch_lower.runtime.generation.sized_images import GRID, sized_images
 from hatch_lower.runtime.texts import in_library, in_numpy
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Numbers = Any  # an array of NumPy
 PADDING, KINDS = "pixel_attention_mask", "token_type_ids"
 MODALITIES = "mm_token_type_ids"  # the kinds of tokens for a model whose images have sizes
+PLAIN_ARGUMENTS = frozenset({PIXELS, PADDING, KINDS})  # for images of one size
 ENCODE, EMBED = "encode_image", "embed"  # methods
 
 
@@ -53,8 +55,10 @@ class ImagePrompt(Frozen):
 
 def image_arguments(encode: Callable[..., Any]) -> frozenset[str]:
     """Return the names of arguments of images, by the method `encode_image`."""
-    has_sizes = "image_positions" in inspect.signature(encode).parameters
-    return frozenset({PIXELS, GRID, MODALITIES} if has_sizes else {PIXELS, PADDING, KINDS})
+    takes = inspect.signature(encode).parameters
+    if "image_positions" in takes:
+        return frozenset({PIXELS, GRID, MODALITIES})
+    return frozenset({PIXELS, SIZES, GROUPS} if "crop" in takes else PLAIN_ARGUMENTS)
 
 
 def image_prompt(
@@ -81,19 +85,22 @@ def image_prompt(
     token = int(sizes["image_token"])
     places = ids == token
     sized = sized_images(given, sizes) if "image_merge" in sizes else None
-    inputs = image_inputs(given) if sized is None else sized.inputs
+    cropped = cropped_images(given, sizes["crops"]) if "crops" in sizes else None
+    read = sized or cropped
+    inputs = image_inputs(given) if read is None else read.inputs
     encode = methods[ENCODE]
     features = [
         in_numpy(encode(**{name: in_library(each, arrays) for name, each in image.items()}), arrays) for image in inputs
     ]
+    features = features if cropped is None else cropped.joined(features)
     count = sum(map(len, features))
     if count != places.sum():
-        needed = int(sizes["image_places"]) if sized is None else "as many tokens as its places"
+        needed = f"{int(sizes['image_places'])} tokens" if read is None else "as many tokens as it has features"
         raise InputError(
             "a prompt must have places for the features of each image",
             where=f"`{PIXELS}`",
             found=f"{len(features)} images, and {places.sum()} tokens `{token}` in the prompts",
-            hint=f"an image needs {needed} tokens: make the arguments with `model.preprocess(text, images=…)`",
+            hint=f"an image needs {needed}: make the arguments with `model.preprocess(text, images=…)`",
         )
     near = near_tokens(places, int(sizes["near"]))
     for name in given.keys() & {KINDS, MODALITIES}:

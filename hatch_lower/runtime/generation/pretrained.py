@@ -23,10 +23,16 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.runtime.generation.calls import LanguageModel, check_methods
-from hatch_lower.runtime.generation.images import EMBED, ENCODE, ImagePrompt, image_arguments, image_prompt
+from hatch_lower.runtime.generation.images import (
+    EMBED,
+    ENCODE,
+    PLAIN_ARGUMENTS,
+    ImagePrompt,
+    image_arguments,
+    image_prompt,
+)
 from hatch_lower.runtime.generation.loop import Cache, Steps, padding_mask
 from hatch_lower.runtime.generation.settings import GENERATION
-from hatch_lower.runtime.generation.sized_images import GRID
 from hatch_lower.runtime.texts import CONFIG
 
 Layers = Sequence[tuple[Tensor, Tensor]]  # keys and values of each layer, of shape (batch, heads, keys, dimensions)
@@ -184,10 +190,10 @@ def transformers_model(model: LanguageModel) -> Lowered:
             found=f"assets {', '.join(model.assets) or 'none'}; {model.arrays.noun} on `{model.arrays.device}`",
             hint='declare the model with `transformers`, and load it with `arrays="torch"` on the CPU',
         )
-    if ENCODE in model.methods and GRID in image_arguments(model.methods[ENCODE]):
+    if ENCODE in model.methods and image_arguments(model.methods[ENCODE]) != PLAIN_ARGUMENTS:
         raise ProgramError(
             f"model `{model.name}` cannot become a model of transformers",
-            found="images of different sizes, whose tokens have three positions",
+            found="images of different sizes",
             hint="generate tokens with `model.generate(…)`",
         )
     made = Lowered(model, AutoConfig.from_pretrained(str(model.assets[CONFIG])))
