@@ -17,6 +17,20 @@ Numbers = Any  # an array of NumPy
 Sides = tuple[int, int]  # height and width in places
 
 
+def image_patches(pixels: Numbers, patch: int, merge: int) -> Numbers:
+    """Return the patches of an image, of shape (places, patches of a place, pixels of a patch).
+
+    Args:
+        pixels: of shape (channels, height, width), of whole places.
+        patch: the side of a patch in pixels.
+        merge: the side of a place, in patches.
+    """
+    channels, *sides = pixels.shape
+    height, width = (side // (patch * merge) for side in sides)
+    parts = pixels.reshape(channels, height, merge, patch, width, merge, patch).transpose(1, 4, 2, 5, 0, 3, 6)
+    return np.ascontiguousarray(parts).reshape(height * width, merge**2, -1)
+
+
 def patch_positions(sides: Sides, merge: int) -> Numbers:
     """Return the row and the column of each patch, float32 of shape (places, patches of a place, 2).
 

@@ -68,15 +68,19 @@ def generator(module: PreTrainedModel) -> Model:
     """
     from hatch_lower.huggingface.cropped_images import CroppedImageGenerator, has_cropped_images
     from hatch_lower.huggingface.generation import Generator, generation_model
+    from hatch_lower.huggingface.pixtral import PixtralGenerator, reads_with_pixtral
     from hatch_lower.huggingface.sized_images import SizedImageGenerator, has_sized_images
     from hatch_lower.huggingface.vision import ImageGenerator, reads_images
 
     checked_module(module, "generator")
     if not reads_images(module):
         return generation_model(module, Generator)
-    if has_cropped_images(module):
-        return generation_model(module, CroppedImageGenerator)
-    return generation_model(module, SizedImageGenerator if has_sized_images(module) else ImageGenerator)
+    kinds = {
+        CroppedImageGenerator: has_cropped_images,
+        SizedImageGenerator: has_sized_images,
+        PixtralGenerator: reads_with_pixtral,
+    }
+    return generation_model(module, next((kind for kind, is_so in kinds.items() if is_so(module)), ImageGenerator))
 
 
 def as_pretrained(model: Any) -> PreTrainedModel:

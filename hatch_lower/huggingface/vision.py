@@ -29,6 +29,7 @@ from hatch_lower.huggingface.generation import (
 
 # the tokens of a prompt that see each other in both directions, by the model's kind; default: none
 NEAR = {"gemma3": NEAR_IMAGES, "paligemma": NEAR_PROMPT}
+SIZES = ("image_grid_thw", "image_sizes")  # arguments
 SEPARATE = ("blip-2",)  # kinds of models that take no prompt without an image: their language models take the prompts
 
 
@@ -95,7 +96,9 @@ class ImageGenerator(Generator):
         except ValueError:
             self.has_rows = True
         except (TypeError, AttributeError) as error:
-            raise refused_images(self.whole, f"{type(error).__name__}: {error}") from error
+            sizes = sorted(set(SIZES) & inspect.signature(self.whole.forward).parameters.keys())
+            reason = f"images with sizes of their own, `{sizes[0]}`" if sizes else f"{type(error).__name__}: {error}"
+            raise refused_images(self.whole, reason) from error
 
     def start(self, **inputs: Tensor) -> dict[str, Any]:
         """Return the cache before the first token, the sizes, and the token of images with its number in an image."""

@@ -177,12 +177,12 @@ def test_an_encoder_that_reads_images_is_refused(transformers: Any) -> None:
 
 
 def test_a_model_whose_images_have_sizes_is_refused(transformers: Any) -> None:
-    vision = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    vision |= {"model_type": "pixtral", "image_size": 16, "patch_size": 4, "head_dim": 12}
-    config = transformers.Mistral3Config(vision_config=vision, text_config=LLAMA, image_token_id=IMAGE)
-    with pytest.raises(EntryPointError, match="the images of `Mistral3ForConditionalGeneration` cannot") as error:
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 32}
+    vision |= {"patch_size": 4, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    config = transformers.Qwen3VLConfig(vision_config=vision, text_config=TEXT, image_token_id=IMAGE)
+    with pytest.raises(EntryPointError, match="the images of `Qwen3VLForConditionalGeneration` cannot") as error:
         generator(transformers.AutoModelForImageTextToText.from_config(config).eval())
-    assert "`image_sizes`" in str(error.value).replace("'", "`")
+    assert error.value.found == "images with sizes of their own, `image_grid_thw`"
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from hatch_lower.errors import InputError
 from hatch_lower.format.crops import Crops, Sides
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.generation.sized_images import SIZES, checked_sizes
 
 Numbers = Any  # an array of NumPy
-SIZES, GROUPS = "image_sizes", "batch_num_images"  # arguments
+GROUPS = "batch_num_images"  # the argument for the number of images of each text
 
 
 class CroppedImages(Frozen):
@@ -46,7 +47,7 @@ def cropped_images(given: Mapping[str, Numbers], numbers: Mapping[str, Any]) -> 
     pixels: Numbers = given.get(PIXELS)
     images = 0 if pixels is None or pixels.ndim != 5 else len(pixels)
     checked = checked_sizes(given.get(SIZES), images)
-    is_cut = cut_images(given.get(GROUPS), images, may_group=crops.most > 0)
+    is_cut = further_crops(given.get(GROUPS), images, may_group=crops.most > 0)
     counts = [int(np.prod(crops.grid(size))) + 1 if cut else 1 for size, cut in zip(checked, is_cut, strict=True)]
     side = crops.side
     if not images or pixels.dtype.kind != "f" or pixels.shape[3:] != (side, side) or pixels.shape[1] < max(counts):
@@ -60,18 +61,7 @@ def cropped_images(given: Mapping[str, Numbers], numbers: Mapping[str, Any]) -> 
     return CroppedImages(crops, checked, counts, [{"crop": crop[None]} for crop in parts])
 
 
-def checked_sizes(sizes: Numbers, images: int) -> list[Sides]:
-    if sizes is None or sizes.dtype.kind not in "iu" or sizes.shape != (images, 2) or (sizes < 1).any():
-        raise InputError(
-            "the sizes of images must be positive integers of shape (images, 2)",
-            where=f"`{SIZES}`",
-            found="nothing" if sizes is None else f"{sizes.dtype} of shape {sizes.shape}",
-            hint=f"give height and width of each image in `{PIXELS}`: the output of the model's processor",
-        )
-    return [(int(height), int(width)) for height, width in sizes]
-
-
-def cut_images(groups: Numbers, images: int, *, may_group: bool) -> list[bool]:
+def further_crops(groups: Numbers, images: int, *, may_group: bool) -> list[bool]:
     """Return whether each image has further crops: not beside other images of one text.
 
     Args:

@@ -12,8 +12,8 @@ from hatch_lower.errors import InputError
 from hatch_lower.format.grids import token_positions
 from hatch_lower.format.prompts import NEAR_NONE, NEAR_PROMPT, PIXELS
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.generation.cropped_images import GROUPS, SIZES, cropped_images
-from hatch_lower.runtime.generation.sized_images import GRID, sized_images
+from hatch_lower.runtime.generation.cropped_images import GROUPS, cropped_images
+from hatch_lower.runtime.generation.sized_images import GRID, SIZES, cut_images, sized_images
 from hatch_lower.runtime.texts import in_library, in_numpy
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def image_arguments(encode: Callable[..., Any]) -> frozenset[str]:
     takes = inspect.signature(encode).parameters
     if "image_positions" in takes:
         return frozenset({PIXELS, GRID, MODALITIES})
+    if "patch_positions" in takes:
+        return frozenset({PIXELS, SIZES})
     return frozenset({PIXELS, SIZES, GROUPS} if "crop" in takes else PLAIN_ARGUMENTS)
 
 
@@ -84,9 +86,10 @@ def image_prompt(
     """
     token = int(sizes["image_token"])
     places = ids == token
-    sized = sized_images(given, sizes) if "image_merge" in sizes else None
     cropped = cropped_images(given, sizes["crops"]) if "crops" in sizes else None
-    read = sized or cropped
+    is_cut = "image_patch" in sizes  # by the runtime, and not by the processor
+    sized = (cut_images if is_cut else sized_images)(given, sizes) if "image_merge" in sizes else None
+    read = cropped or sized
     inputs = image_inputs(given) if read is None else read.inputs
     encode = methods[ENCODE]
     features = [
@@ -95,12 +98,13 @@ def image_prompt(
     features = features if cropped is None else cropped.joined(features)
     count = sum(map(len, features))
     if count != places.sum():
-        needed = f"{int(sizes['image_places'])} tokens" if read is None else "as many tokens as it has features"
+        each = f"an image needs {int(sizes['image_places'])} tokens: make the arguments with"
+        each += " `model.preprocess(text, images=…)`"
         raise InputError(
             "a prompt must have places for the features of each image",
             where=f"`{PIXELS}`",
             found=f"{len(features)} images, and {places.sum()} tokens `{token}` in the prompts",
-            hint=f"an image needs {needed}: make the arguments with `model.preprocess(text, images=…)`",
+            hint=each if read is None else "give the prompts and the images of one call of the processor",
         )
     near = near_tokens(places, int(sizes["near"]))
     for name in given.keys() & {KINDS, MODALITIES}:
@@ -112,7 +116,7 @@ def image_prompt(
                 hint=f"leave `{name}` out",
             )
     joined = np.concatenate(features) if features else np.zeros((0, 1), dtype=np.float32)
-    positions = None if sized is None else token_positions(ids, visible, token, sized.sides)
+    positions = None if sized is None or is_cut else token_positions(ids, visible, token, sized.sides)
     return ImagePrompt(methods[EMBED], arrays, joined, places, near, positions)
 
 

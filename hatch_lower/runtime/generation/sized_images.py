@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from hatch_lower.errors import InputError
-from hatch_lower.format.grids import Sides, patch_positions, same_window
+from hatch_lower.format.grids import Sides, image_patches, patch_positions, same_window
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.frozen import Frozen
 
 Numbers = Any  # an array of NumPy
 GRID = "image_grid_thw"  # the argument for times, rows and columns of patches of each image
+SIZES = "image_sizes"  # the argument for height and width of each image in pixels
 
 
 class SizedImages(Frozen):
@@ -69,3 +70,46 @@ def checked_grids(grids: Numbers, merge: int) -> Numbers:
         found=found,
         hint="give the output of the model's processor; videos are not read",
     )
+
+
+def cut_images(given: Mapping[str, Numbers], sizes: Mapping[str, Any]) -> SizedImages:
+    """Return images of whole places by their pixels and sizes, as the processor of Pixtral returns them.
+
+    Args:
+        given: the arguments by name.
+        sizes: the result of `start`.
+
+    Raises:
+        InputError: if the sizes are not those of whole places, or exceed the pixels.
+    """
+    if not given.keys() & {PIXELS, SIZES}:
+        return SizedImages((), ())
+    merge, patch = int(sizes["image_merge"]), int(sizes["image_patch"])
+    side = merge * patch
+    pixels: Numbers = given.get(PIXELS)
+    has_pixels = pixels is not None and pixels.ndim == 4 and pixels.dtype.kind == "f"
+    images = checked_sizes(given.get(SIZES), len(pixels) if has_pixels else 0)
+    if not has_pixels or any(h % side or w % side or h > pixels.shape[2] or w > pixels.shape[3] for h, w in images):
+        raise InputError(
+            f"images must be float32 of shape (images, channels, height, width), with sizes of multiples of {side}",
+            where=f"`{PIXELS}`",
+            found=("nothing" if pixels is None else f"{pixels.dtype} of shape {pixels.shape}") + f"; sizes {images}",
+            hint="give the output of the model's processor",
+        )
+    inputs = []
+    sides = [(height // side, width // side) for height, width in images]
+    for picture, (height, width), each in zip(pixels.astype(np.float32), images, sides, strict=True):
+        patches = image_patches(picture[:, :height, :width], patch, merge)
+        inputs.append({PIXELS: patches, "patch_positions": patch_positions(each, merge)})
+    return SizedImages(inputs, sides)
+
+
+def checked_sizes(sizes: Numbers, images: int) -> list[Sides]:
+    if sizes is None or sizes.dtype.kind not in "iu" or sizes.shape != (images, 2) or (sizes < 1).any():
+        raise InputError(
+            "the sizes of images must be positive integers of shape (images, 2)",
+            where=f"`{SIZES}`",
+            found="nothing" if sizes is None else f"{sizes.dtype} of shape {sizes.shape}",
+            hint=f"give height and width of each image in `{PIXELS}`: the output of the model's processor",
+        )
+    return [(int(height), int(width)) for height, width in sizes]
