@@ -107,9 +107,7 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     stopped = partial(has_stop, model.reader(), settings.stops, ids[:, -BEFORE:]) if settings.stops else never
     if has_encoder:
         more["cross"] = started["cross"]
-    images = None
-    if ENCODE in model.methods:
-        images = image_prompt(model.methods, model.arrays, of_images, ids, visible, started)
+    images = image_prompt(model.methods, model.arrays, of_images, ids, visible, started)
     steps = Steps(model.methods["decode"], model.arrays, int(started["window"]), int(started["longest"]), more, images)
     cache = Cache(started["cache"])
     if detects and speech:

@@ -70,8 +70,8 @@ def image_prompt(
     ids: Numbers,
     visible: Numbers,
     sizes: Mapping[str, Any],
-) -> ImagePrompt:
-    """Return a prompt with the features of its images.
+) -> ImagePrompt | None:
+    """Return a prompt with the features of its images; `None` for a model that reads no images.
 
     Args:
         methods: of the model.
@@ -84,6 +84,8 @@ def image_prompt(
     Raises:
         InputError: if the images do not fit the prompt.
     """
+    if ENCODE not in methods:
+        return None
     token = int(sizes["image_token"])
     places = ids == token
     cropped = cropped_images(given, sizes["crops"]) if "crops" in sizes else None

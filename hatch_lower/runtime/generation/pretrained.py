@@ -145,7 +145,7 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
         own.layers = [kept_layer(*(each[:, :, 1 : after.used] for each in layer)) for layer in after.layers]
         return (Seq2SeqLMOutput if has_encoder else CausalLMOutputWithPast)(logits=logits, cache=cache)
 
-    def _image_prompt(self, tokens: Tensor, visible: Tensor, given: dict[str, Any]) -> ImagePrompt:
+    def _image_prompt(self, tokens: Tensor, visible: Tensor, given: dict[str, Any]) -> ImagePrompt | None:
         arrays = {name: value.float().numpy() for name, value in given.items()}
         # a token of images that was generated is a token as others are
         ids = tokens.numpy() if given else np.full(tokens.shape, -1)
