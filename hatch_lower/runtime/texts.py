@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Arrays
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+SPECIAL = "special_tokens_map.json"
+PAD, JOINS = "pad_token", "clean_up_tokenization_spaces"
+# of transformers' `clean_up_tokenization`, in this order
+JOINED = (
+    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)
 SENTENCES = "sentence_bert_config.json"  # an encoder of sentences may read less than its tokenizer
 MOST = 1 << 32  # numbers of tokens that a tokenizer can hold
 UNLIMITED = 1_000_000  # tokens; a larger `model_max_length` stands for no limit
@@ -53,21 +60,36 @@ class TextReader:
             raise ProgramError(
                 "a tokenizer cannot be read", where=str(path), found=str(error), hint="build the wheel again"
             ) from error
-        config, sentences = (
-            read_asset(model, assets, name) if name in assets else {} for name in (TOKENIZER_CONFIG, SENTENCES)
+        config, special, sentences, network = (
+            read_asset(model, assets, name) if name in assets else {}
+            for name in (TOKENIZER_CONFIG, SPECIAL, SENTENCES, CONFIG)
         )
         self._lowers = sentences.get("do_lower_case") is True
+        is_bpe = type(self._tokenizer.model).__name__ == "BPE"
+        self._joins = config.get(JOINS) is True and not is_bpe  # as transformers, which knows the harm to BPE
         self._set_up(config, [config.get("model_max_length"), sentences.get("max_seq_length")])
+        own = self._tokenizer.padding or {}
+        self._set_padding(config, [config.get(PAD), special.get(PAD), own.get(PAD)], network.get(f"{PAD}_id"))
 
     def _set_up(self, config: Mapping[str, Any], limits: Sequence[object]) -> None:
         longest = min((each for each in limits if isinstance(each, int) and each > 0), default=UNLIMITED + 1)
         if longest <= UNLIMITED:
-            self._tokenizer.enable_truncation(longest, direction=config.get("truncation_side", "right"))
-        token = config.get("pad_token")
-        token = token.get("content") if isinstance(token, Mapping) else token
+            side = side_of(config, "truncation_side", self._tokenizer.truncation)
+            self._tokenizer.enable_truncation(longest, direction=side)
+        else:
+            self._tokenizer.no_truncation()  # a limit of the library's own file, which transformers leaves out
+
+    def _set_padding(self, config: Mapping[str, Any], named: Sequence[Any], number: Any) -> None:
+        """Pad with the first token that the files name, or with the model's own token of a number."""
+        texts = [each.get("content") if isinstance(each, Mapping) else each for each in named]
+        token = next((each for each in texts if isinstance(each, str)), None)
+        if token is None and isinstance(number, int):
+            token = self.token(number)
         number = None if token is None else self._tokenizer.token_to_id(token)
-        if number is not None:
-            side = config.get("padding_side", "right")
+        if number is None:
+            self._tokenizer.no_padding()
+        else:
+            side = side_of(config, "padding_side", self._tokenizer.padding)
             self._tokenizer.enable_padding(direction=side, pad_id=number, pad_token=token)
 
     def read(self, texts: Sequence[str], pairs: Sequence[str] | None) -> dict[str, Any]:
@@ -82,7 +104,7 @@ class TextReader:
             raise InputError(
                 "texts of different lengths need a token for padding",
                 where=f"model `{self._model}`",
-                found=f"no `pad_token` in `{TOKENIZER_CONFIG}`",
+                found=f"no `{PAD}` in `{TOKENIZER_CONFIG}`, and no `{PAD}_id` in `{CONFIG}`",
                 hint="give each text in a call of its own, or write a `pad_token` into the checkpoint",
             )
         members = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -103,7 +125,14 @@ class TextReader:
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        for spaced, joined in JOINED if self._joins else ():
+            text = text.replace(spaced, joined)
         return text
+
+
+def side_of(config: Mapping[str, Any], name: str, own: Mapping[str, Any] | None) -> Any:
+    """Return a side of a configuration, by default that of a tokenizer's own file."""
+    return config.get(name, "right" if own is None else own["direction"])
 
 
 def lowered(texts: Sequence[str]) -> list[str]:

@@ -108,7 +108,54 @@ def test_texts_of_different_lengths_need_a_token_for_padding(tmp_path: Path) -> 
     assert model.preprocess(["bad", "film"])["input_ids"].shape == (2, 3)
     with pytest.raises(InputError, match="need a token for padding") as error:
         model.preprocess(TEXTS)
-    assert error.value.found == "no `pad_token` in `tokenizer_config.json`"
+    assert error.value.found == "no `pad_token` in `tokenizer_config.json`, and no `pad_token_id` in `config.json`"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"special_tokens_map.json": {"pad_token": "[PAD]"}},
+        {"special_tokens_map.json": {"pad_token": {"content": "[PAD]"}}},
+        {"config.json": {"pad_token_id": 1}, "special_tokens_map.json": {"pad_token": "[PAD]"}},
+        {"config.json": {"pad_token_id": 0}},
+    ],
+)
+def test_a_token_for_padding_is_found_in_files_of_older_checkpoints(files: Any, tmp_path: Path) -> None:
+    tokenizer_of(tmp_path)
+    for name, contents in files.items():
+        (tmp_path / name).write_text(json.dumps(contents))
+    reader = TextReader("reviews", {path.name: path for path in tmp_path.iterdir()})
+    assert reader.read(["a film", "bad"], None)["input_ids"].tolist() == [[2, 4, 6, 3], [2, 5, 3, 0]]
+
+
+def test_the_limit_and_the_padding_in_a_tokenizer_s_own_file_are_left_out(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    assets = tokenizer_of(tmp_path, pad_token="[PAD]")
+    found = json.loads(assets["tokenizer.json"].read_text())
+    found["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    found["padding"] = {"strategy": {"Fixed": 9}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 1}
+    found["padding"] |= {"pad_type_id": 0, "pad_token": "[UNK]"}
+    assets["tokenizer.json"].write_text(json.dumps(found))
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    wanted = theirs(TEXTS, padding=True, truncation=True, return_tensors="np")["input_ids"]
+    numpy.testing.assert_array_equal(TextReader("reviews", assets).read(TEXTS, None)["input_ids"], wanted)
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "BPE"])
+def test_texts_of_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate(["film", "was", ".", "'", "s", "!", "n't"])}
+    models = tokenizers.models
+    made = tokenizers.Tokenizer(models.BPE(words, []) if kind == "BPE" else models.WordLevel(words))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=True).save_pretrained(
+        tmp_path
+    )
+    tokens = [0, 3, 4, 1, 6, 2, 5]
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    found = TextReader("reviews", {path.name: path for path in tmp_path.iterdir()}).text(tokens)
+    assert found == theirs.decode(tokens)
+    assert ("film's" in found) == (kind == "WordLevel")
 
 
 @pytest.mark.parametrize("value", [3, [], ["a", 3], None, {"a": "b"}, b"text"])
