@@ -227,6 +227,36 @@ def test_a_sampling_configuration_samples_unless_the_temperature_is_0() -> None:
     assert settings_of("m", {**packaged, "do_sample": False}, {}, 4).temperature == 0
 
 
+def test_a_sampling_configuration_without_a_number_draws_from_50_tokens() -> None:
+    sampling = {"do_sample": True, "max_new_tokens": 3}
+    assert settings_of("m", sampling, {}, 4).top_k == 50
+    assert settings_of("m", {**sampling, "top_k": 0}, {}, 4).top_k == 0
+    assert settings_of("m", sampling, {"top_k": 7}, 4).top_k == 7
+    assert settings_of("m", {"max_new_tokens": 3}, {"temperature": 0.5}, 4).top_k == 0
+
+
+@pytest.mark.parametrize("name", ["min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"])
+def test_members_for_drawn_tokens_are_refused_only_if_tokens_are_drawn(name: str) -> None:
+    packaged = {name: 0.5, "max_new_tokens": 3}
+    assert settings_of("m", packaged, {}, 4).temperature == 0
+    with pytest.raises(InputError, match="cannot do what its configuration asks for") as error:
+        settings_of("m", {**packaged, "do_sample": True}, {}, 4)
+    assert error.value.where == f"`{name}` in `generation_config.json`"
+
+
+def test_of_several_forced_tokens_the_least_is_taken() -> None:
+    packaged = {"forced_eos_token_id": [9, 7], "max_new_tokens": 3}
+    assert settings_of("m", packaged, {}, 4).forced_last == 7
+
+
+def test_a_first_token_is_forced_behind_a_prompt_of_one_place_alone(tmp_path: Path) -> None:
+    model = language_model(None, tmp_path, forced_bos_token_id=6)
+    prompt = np.array([[9, 5], [1, 2]])
+    assert tokens_of(model, input_ids=prompt[:, :1], max_new_tokens=1) == [[6], [6]]
+    padded = {"input_ids": prompt, "attention_mask": np.array([[0, 1], [1, 1]])}
+    assert tokens_of(model, **padded, max_new_tokens=1) == [[5], [3]]
+
+
 def test_a_generation_begins_with_the_first_token_without_a_prompt(tmp_path: Path) -> None:
     assert tokens_of(language_model(None, tmp_path, bos_token_id=5), max_new_tokens=2) == [[5, 10]]
     with pytest.raises(InputError, match="has no first token"):
@@ -457,7 +487,7 @@ def test_an_encoder_takes_its_own_inputs_alone(tmp_path: Path) -> None:
 
 
 def chooser(rows: int = 1, **settings: Any) -> Chooser:
-    return Chooser(GenerationSettings(max_new_tokens=9, **settings), rows)
+    return Chooser(GenerationSettings(max_new_tokens=9, **settings), rows, 1)
 
 
 def test_draws_follow_the_weights() -> None:

@@ -17,8 +17,9 @@ SOME = 128  # tokens of a vocabulary that are sorted first
 class Chooser:
     """The choice of tokens; each row has random numbers of its own, which do not depend on the other rows."""
 
-    def __init__(self, settings: GenerationSettings, rows: int) -> None:
+    def __init__(self, settings: GenerationSettings, rows: int, prompt: int) -> None:
         self._settings = settings
+        self._prompt = prompt  # tokens of each row, with padding
         self._random = [np.random.default_rng(seed) for seed in np.random.SeedSequence(settings.seed).spawn(rows)]
 
     def choose(self, logits: Any, before: Sequence[Ids], count: int) -> Ids:
@@ -39,7 +40,7 @@ class Chooser:
                 row[repeated(tokens, settings.no_repeat_ngram_size)] = NEVER
         if count < settings.min_new_tokens:
             leave_out(logits, settings.ends)
-        length = len(before[0])
+        length = self._prompt + count
         if settings.forced_first is not None and length == 1:
             return np.full(len(logits), settings.forced_first)
         if settings.forced_last is not None and count == settings.max_new_tokens - 1:

@@ -215,8 +215,8 @@ def generated(
     Raises:
         CallError: for logits that are no numbers.
     """
-    chooser = Chooser(settings, len(sequences.ended))
     tokens = sequences.tokens
+    chooser = Chooser(settings, *tokens.shape)
     while sequences.new < settings.max_new_tokens and not sequences.ended.all():
         logits, cache = steps.logits(tokens, sequences.visible, 1, cache)
         scores = in_numpy(logits, steps.arrays)[:, 0].astype(np.float32)  # a copy, which the choice changes

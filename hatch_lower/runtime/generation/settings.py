@@ -45,7 +45,9 @@ SETTINGS = frozenset(
     )
 )
 DRAWING = ("top_k", "top_p", "seed")  # arguments for drawn tokens
-OF_SAMPLES = ("temperature", "top_k", "top_p")  # members without effect unless `do_sample` is true
+# members without effect unless `do_sample` is true
+OF_SAMPLES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
+TOP_K = 50  # of transformers, where `do_sample` is true and no `top_k` is named
 
 
 class GenerationSettings(Frozen):
@@ -84,11 +86,13 @@ def settings_of(
         InputError: for a value out of its range, no limit of tokens, or members that need transformers.
     """
     members = {name: value for name, value in packaged.items() if value is not None}
-    refuse_other_searches(model, members, chosen="temperature" in arguments)
     samples = members.get("do_sample") is True
-    if not samples:
+    if samples:
+        members.setdefault("top_k", TOP_K)
+    else:
         refuse_drawing(model, arguments)
         members = {name: value for name, value in members.items() if name not in OF_SAMPLES}
+    refuse_other_searches(model, members, chosen="temperature" in arguments)
     values = GivenSettings(arguments, members)
     ends = values.tokens("eos_token_id")
     longest, least = values.number("max_length", int, -1), values.number("min_length", int, 0)
@@ -137,8 +141,8 @@ class GivenSettings(Frozen):
         return tuple(self._in_range(name, each, int, 0, math.inf) for each in values)
 
     def token(self, name: str) -> int | None:
-        found = self.tokens(name)
-        return found[0] if found else None
+        """Return a forced token, of several the one that transformers takes."""
+        return min(self.tokens(name), default=None)
 
     def _in_range(self, name: str, value: Any, kind: type[int] | type[float], least: int, most: float) -> Any:
         is_right = isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool)
