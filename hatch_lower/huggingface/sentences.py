@@ -28,7 +28,7 @@ class SentenceEncoder(torch.nn.Module):
 
     def forward(self, **tokens: torch.Tensor) -> torch.Tensor:
         features: Mapping[str, torch.Tensor] = self.encoder(dict(tokens))
-        return features[EMBEDDING]
+        return features[EMBEDDING][:, : self.encoder.truncate_dim]  # `None`: all dimensions, as in `encode`
 
 
 def sentence_model(encoder: SentenceTransformer, where: str = "its first argument") -> Model:
@@ -39,12 +39,13 @@ def sentence_model(encoder: SentenceTransformer, where: str = "its first argumen
         where: the setting, for errors.
 
     Raises:
-        EntryPointError: if the first module is no text model of transformers.
+        EntryPointError: if the first module is no text model of transformers, or if the pooling leaves out a prompt.
     """
     from hatch_lower.huggingface.examples import LENGTHS, made_inputs
     from hatch_lower.huggingface.pooled_positions import pools_tokens
 
     inner = inner_model(encoder, where)
+    refuse_hidden_prompt(encoder, where)
     turn_off_caches(inner)
     inputs = made_inputs(inner)
     forward = Method(
@@ -71,3 +72,15 @@ def inner_model(encoder: SentenceTransformer, where: str) -> PreTrainedModel:
             hint="write an entry point that returns a `hatch_lower.Model`",
         )
     return inner
+
+
+def refuse_hidden_prompt(encoder: SentenceTransformer, where: str) -> None:
+    """Refuse a pooling without the tokens of the default prompt, whose number the method does not take."""
+    prompt = encoder.prompts.get(encoder.default_prompt_name or "")
+    if prompt and not all(getattr(part, "include_prompt", True) for part in encoder):
+        raise EntryPointError(
+            "the pooling of the encoder leaves out the tokens of its prompt",
+            where=where,
+            found=f"`include_prompt` is false, and the default prompt is {prompt!r:.80}",
+            hint="save the encoder without `default_prompt_name`: its method then takes texts without a prompt",
+        )

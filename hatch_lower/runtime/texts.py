@@ -22,6 +22,7 @@ JOINED = (
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
 SENTENCES = "sentence_bert_config.json"  # an encoder of sentences may read less than its tokenizer
+ENCODER = "config_sentence_transformers.json"  # with the prompt of each text
 MOST = 1 << 32  # numbers of tokens that a tokenizer can hold
 UNLIMITED = 1_000_000  # tokens; a larger `model_max_length` stands for no limit
 
@@ -64,6 +65,10 @@ class TextReader:
             read_asset(model, assets, name) if name in assets else {}
             for name in (TOKENIZER_CONFIG, SPECIAL, SENTENCES, CONFIG)
         )
+        encoder = read_asset(model, assets, ENCODER) if ENCODER in assets else {}
+        prompts = encoder.get("prompts")
+        prompt = prompts.get(encoder.get("default_prompt_name")) if isinstance(prompts, Mapping) else None
+        self._prompt = prompt if isinstance(prompt, str) else ""
         self._lowers = sentences.get("do_lower_case") is True
         is_bpe = type(self._tokenizer.model).__name__ == "BPE"
         self._joins = config.get(JOINS) is True and not is_bpe  # as transformers, which knows the harm to BPE
@@ -96,6 +101,7 @@ class TextReader:
         """Return arrays of int64 of shape (texts, tokens): `input_ids`, `attention_mask` and `token_type_ids`."""
         import numpy
 
+        texts = [self._prompt + text for text in texts]
         if self._lowers:
             texts, pairs = lowered(texts), None if pairs is None else lowered(pairs)
         given: Sequence[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))

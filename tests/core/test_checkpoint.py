@@ -519,6 +519,24 @@ def test_pooling_and_normalization_are_part_of_the_method(encoder: Path) -> None
     torch.testing.assert_close(embeddings, expected)
 
 
+def test_fewer_dimensions_and_prompts_are_those_of_the_encoder(encoder: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    from hatch_lower.huggingface.sentences import sentence_model
+
+    made = library.SentenceTransformer(str(encoder), device="cpu", truncate_dim=5)
+    model = sentence_model(made)
+    inputs = {name: each[:1, :3] for name, each in model.methods["forward"].kwargs.items()}
+    assert model.module(**inputs).shape == (1, 5)
+    made.prompts, made.default_prompt_name = {"query": "word "}, "query"
+    sentence_model(made)
+    made[1].include_prompt = False
+    with pytest.raises(
+        EntryPointError, match="the pooling of the encoder leaves out the tokens of its prompt"
+    ) as error:
+        sentence_model(made)
+    assert "'word '" in error.value.found
+
+
 def test_an_encoder_of_the_hub_is_that_of_its_folder(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

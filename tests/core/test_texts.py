@@ -95,6 +95,13 @@ def test_an_encoder_of_sentences_has_a_limit_of_its_own(tmp_path: Path) -> None:
     assert reader.read(["BAD"], ["Film"])["input_ids"].tolist() == [[2, 3, 6, 3]]
 
 
+def test_an_encoder_of_sentences_begins_with_its_default_prompt(tmp_path: Path) -> None:
+    prompts = {"prompts": {"query": "a ", "document": "this "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    reader = TextReader("words", tokenizer_of(tmp_path, pad_token="[PAD]"))
+    assert reader.read(["film", "bad film"], None)["input_ids"].tolist() == [[2, 4, 6, 3, 0], [2, 4, 5, 6, 3]]
+
+
 def test_a_model_of_tensors_gets_tensors(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     found = loaded(tokenizer_of(tmp_path), "torch").preprocess("bad")
