@@ -22,6 +22,7 @@ LONGEST = 4096  # tokens, for models without a limit of their own
 SAMPLES, LONGEST_SAMPLES = 16_000, 480_000  # of sound: a second, and 30 seconds at 16 kHz
 FRAMES = 128  # of a spectrogram without a fixed length
 SEQUENCE_NAME, DECODER_NAME = LENGTHS = ("sequence", "decoder_sequence")  # names of dynamic lengths of texts
+LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")  # members with a number of positions
 POSITIONS = ("position_embeddings", "embed_positions", "position_embedding", "wpe")  # names of embeddings of positions
 
 
@@ -97,7 +98,7 @@ def token_input(config: Any, batch: Any, length: Any) -> ExampleInput:
 def longest_text(module: PreTrainedModel) -> int:
     """Return the largest number of tokens for which the model has positions."""
     config = module.config.get_text_config()
-    named = (getattr(config, name, None) or LONGEST for name in ("max_position_embeddings", "n_positions"))
+    named = (getattr(config, name, None) or LONGEST for name in LIMITS)
     limits = [LONGEST, *(limit for limit in named if limit > 0)]  # -1 for a model without a limit
     for name, child in module.named_modules():
         if isinstance(child, torch.nn.Embedding) and name.rpartition(".")[2] in POSITIONS and "vision" not in name:

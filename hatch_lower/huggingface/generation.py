@@ -10,7 +10,7 @@ whose attention cannot be replaced, `decode` returns the whole cache.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKENS, PAST = 3, 5  # sizes of examples
-SLIDING, FULL = "sliding_attention", "full_attention"  # kinds of layers, in configurations
+# kinds of layers, in configurations
+SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
 
 
 class Example(Frozen):
@@ -90,7 +91,8 @@ class Generator(torch.nn.Module):
         self.vocabulary = model.get_input_embeddings().num_embeddings
         self.has_encoder = bool(model.config.is_encoder_decoder)
         self.main = model.main_input_name if self.has_encoder else "input_ids"
-        self.longest = longest_text(model.get_decoder() if self.has_encoder else model)
+        longest = longest_text(model.get_decoder() if self.has_encoder else model)
+        self.longest = min(cache_limits(self.text_config, longest))
         self.takes_positions = form.is_apart or "position_ids" in self.parameter_names
         self.window = sliding_window(self.text_config)
         self.has_encoder_mask = self.has_encoder and self.main == "input_ids"
@@ -339,6 +341,19 @@ def sliding_window(config: Any) -> int:
     if kinds is not None and SLIDING not in kinds:
         return 0
     return getattr(config, "sliding_window", None) or 0
+
+
+def cache_limits(config: Any, longest: int) -> Iterator[int]:
+    """Yield the lengths beyond which earlier keys would have to change, or layers would see other keys."""
+    if CHUNKED in (getattr(config, "layer_types", None) or ()):
+        yield config.attention_chunk_size
+    if (places := getattr(config, "max_seq_len", None)) is not None:
+        yield places - 1  # the key that belongs to no token has a place, too (MPT)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for each in (rope, *rope.values()):  # of all layers, or by the kind of layers
+        if isinstance(each, dict) and each.get("rope_type") == "longrope":
+            yield each.get("original_max_position_embeddings") or longest
+    yield longest
 
 
 def keys_and_values(cache: Any) -> Layers:

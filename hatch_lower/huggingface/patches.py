@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+DYNAMIC = "dynamic"  # a kind of rotary positions
+
 
 def turn_off_caches(module: PreTrainedModel) -> None:
     from transformers import PreTrainedModel
@@ -27,6 +29,23 @@ def make_late_tensors(module: PreTrainedModel, inputs: Mapping[str, Any]) -> Non
 
 
 @contextmanager
+def frequencies_kept(module: PreTrainedModel) -> Iterator[None]:
+    """Let rotary positions of the kind `dynamic` keep their frequencies.
+
+    The frequencies change beyond the positions of the configuration, which no exported text exceeds, but the question
+    depends on the values of a tensor.
+    """
+    parts: list[Any] = [part for part in module.modules() if getattr(part, "rope_type", None) == DYNAMIC]
+    for part in parts:
+        part.rope_type = "default"
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.rope_type = DYNAMIC
+
+
+@contextmanager
 def exporting(module: PreTrainedModel) -> Iterator[None]:
     """Put the patches in place under which transformers exports its models; eager runs outside of this context."""
     from transformers.exporters.exporter_dynamo import reset_model_state
@@ -37,8 +56,9 @@ def exporting(module: PreTrainedModel) -> Iterator[None]:
     from hatch_lower.huggingface.pooled_positions import positions_computed
     from hatch_lower.huggingface.whole_images import images_whole
 
+    patches = (reset_model_state, experts_for_export, frames_padded, images_whole, positions_computed, frequencies_kept)
     with ExitStack() as stack:
         stack.enter_context(apply_patches("dynamo"))
-        for patch in (reset_model_state, experts_for_export, frames_padded, images_whole, positions_computed):
+        for patch in patches:
             stack.enter_context(patch(module))
         yield

@@ -84,6 +84,42 @@ def test_tokens_are_those_of_transformers(kind: str, transformers: Any) -> None:
     assert wanted[2, 2:].tolist()[: len(alone)] == alone.tolist()
 
 
+ROPE = {"rope_theta": 10000.0, "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("Phi3", {"rope_parameters": {"rope_type": "longrope", **ROPE}, "original_max_position_embeddings": 12}),
+        ("Mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 13, "vocab_size": 99}),
+        ("Llama4", {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2, "attention_chunk_size": 12}),
+    ],
+)
+def test_a_sequence_ends_where_earlier_keys_would_have_to_change(
+    kind: str, config: Mapping[str, Any], transformers: Any
+) -> None:
+    made = getattr(transformers, f"{kind}ForCausalLM")
+    module = made(made.config_class(**({} if kind == "Mpt" else {"pad_token_id": 0, **LLAMA}), **config)).eval()
+    given, model = prompts(), loaded(generator(module))
+    options = {"eos_token_id": [], "pad_token_id": 0}
+    wanted = module.generate(**given, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(model.generate(**given, max_new_tokens=4, **options), wanted)
+    with pytest.raises(InputError, match="the sequence is longer than") as error:
+        model.generate(**given, max_new_tokens=5, **options)
+    assert "the model has 12 positions" in error.value.hint
+
+
+def test_dynamic_rotary_positions_are_exported(transformers: Any) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    module = language_model(transformers, "Llama", {"rope_parameters": rope, "max_position_embeddings": 16, **LLAMA})
+    decode = capture_model("net", generator(module), NullReporter()).methods[1]
+    assert module.model.rotary_emb.rope_type == "dynamic"
+    with torch.no_grad():
+        found, _ = decode.program.module()(**decode.kwargs)
+        wanted, _ = generator(module).module.decode(**decode.kwargs)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_experts_are_exported_with_operators_of_torch(transformers: Any) -> None:
     module = language_model(transformers, *CAUSAL["experts"])
     before = module.get_experts_implementation()
