@@ -79,7 +79,7 @@ class ImageReader(Frozen):
 
     def pixels(self, given: Any) -> Numbers:
         """Return the pixels of an image, float32 of shape (channels, height, width)."""
-        image = to_image(given).convert("RGB")
+        image = without_transparency(to_image(given))
         if self.size is not None:
             sides = (image.height, image.width)
             if self.crop_part is None:
@@ -168,6 +168,16 @@ def to_image(value: Any) -> Any:
         found=f"{array.dtype} of shape {array.shape}",
         hint="convert the image",
     )
+
+
+def without_transparency(image: Any) -> Any:
+    """Return an image of Pillow in red, green and blue, on white as transformers puts transparent images."""
+    from PIL import Image
+
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert("RGB")
 
 
 def named_sides(value: Any, *, square: bool) -> Mapping[str, int]:

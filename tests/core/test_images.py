@@ -78,6 +78,21 @@ def test_an_image_is_a_file_or_an_array_or_an_image_of_pillow(tmp_path: Path, pi
     assert (grey[:2] == grey[:1]).all()
 
 
+def test_transparency_is_white_as_in_transformers(tmp_path: Path, pillow: Any) -> None:
+    pytest.importorskip("transformers")
+    module = importlib.import_module("transformers.models.clip.image_processing_pil_clip")
+    theirs = module.CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size={"height": 20, "width": 20})
+    theirs.save_pretrained(tmp_path)
+    own = image_reader("net", {path.name: path for path in tmp_path.iterdir()})
+    values = numpy.random.default_rng(0).integers(0, 256, (30, 41, 4), dtype=numpy.uint8)
+    clear = pillow.fromarray(values)
+    palette = pictures(pillow)[0].convert("P")
+    palette.info["transparency"] = 3
+    for picture in (clear, clear.convert("LA"), palette):
+        assert (own.read([picture]) == theirs(picture, return_tensors="np")["pixel_values"]).all()
+    assert (own.read([values]) == own.read([clear])).all()
+
+
 def test_images_and_texts_make_the_arguments_of_a_method(tmp_path: Path, pillow: Any) -> None:
     reader(tmp_path)
     runnable: Any = SimpleNamespace(methods={"forward": lambda pixel_values: pixel_values}, arrays=NumpyArrays())
