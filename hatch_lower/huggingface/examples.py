@@ -22,6 +22,10 @@ LONGEST = 4096  # tokens, for models without a limit of their own
 SAMPLES, LONGEST_SAMPLES = 16_000, 480_000  # of sound: a second, and 30 seconds at 16 kHz
 FRAMES = 128  # of a spectrogram without a fixed length
 SEQUENCE_NAME, DECODER_NAME = LENGTHS = ("sequence", "decoder_sequence")  # names of dynamic lengths of texts
+LETTERS = 128  # of ASCII, for models of letters (CANINE), which have no vocabulary
+# endings of classes: of a decoder that reads the encoder's tokens, and of texts to choose from
+HEADS, CHOICES = ("ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification"), "ForMultipleChoice"
+MOST_CHOICES = 64
 LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")  # members with a number of positions
 POSITIONS = ("position_embeddings", "embed_positions", "position_embedding", "wpe")  # names of embeddings of positions
 
@@ -70,12 +74,23 @@ def known_inputs(module: PreTrainedModel, batch: Any, names: Container[str]) -> 
         yield "input_features", spectrogram_input(config, batch)
     if main == "input_ids":
         yield from text_inputs(module, batch)
-    if "decoder_input_ids" in names and config.is_encoder_decoder:  # a detector's decoder reads no tokens
+    # a detector's decoder reads no tokens; with a head, the decoder reads the encoder's
+    if "decoder_input_ids" in names and config.is_encoder_decoder and not type(module).__name__.endswith(HEADS):
         length = Dim(DECODER_NAME, min=1, max=longest_text(module))
         yield "decoder_input_ids", token_input(config, batch, length)
 
 
 def text_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, ExampleInput]]:
+    if type(module).__name__.endswith(CHOICES):
+        choices = Dim("choices", min=1, max=MOST_CHOICES)
+        for name, each in tokens_of_text(module, batch):
+            found = each.value[:, None].expand(-1, BATCH, -1).clone()
+            yield name, ExampleInput(found, {0: batch, 1: choices, 2: each.dimensions[1]})
+    else:
+        yield from tokens_of_text(module, batch)
+
+
+def tokens_of_text(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, ExampleInput]]:
     config = module.config.get_text_config()
     length = Dim(SEQUENCE_NAME, min=shortest_pooled_text(module), max=longest_text(module))
     yield "input_ids", token_input(config, batch, length)
@@ -87,11 +102,12 @@ def text_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, Exam
 
 
 def token_input(config: Any, batch: Any, length: Any) -> ExampleInput:
-    ids = torch.randint(0, config.vocab_size, (BATCH, SEQUENCE))
+    count = getattr(config, "vocab_size", LETTERS)
+    ids = torch.randint(0, count, (BATCH, SEQUENCE))
     for special in ("pad_token_id", "eos_token_id"):
         number = getattr(config, special, None)
         for each in number if isinstance(number, list) else [number]:
-            ids[ids == each] = next(other for other in range(config.vocab_size) if other != each)
+            ids[ids == each] = next(other for other in range(count) if other != each)
     return ExampleInput(ids, {0: batch, 1: length})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from hatch_lower.pipeline.parameters import DeclaredSize
 from hatch_lower.runtime.torch_private.any_size import for_any_size
 
 VIOLATED = re.compile(r"Constraints violated \(([^)]*)\)")  # of torch's error
-SMALLEST = 2  # torch.export treats smaller sizes as fixed
+SMALLEST = (2, 3)  # torch.export treats smaller sizes as fixed, also of a text without a token
 
 
 def export_method(
@@ -46,10 +46,10 @@ def export_method(
         names = set(violated(error))
         if not names or not names <= set(declared.narrow):
             raise refused from None
-    try:
-        return export(narrower(shapes, names), any_size=True)
-    except Exception:
-        raise refused from None
+    for smallest in SMALLEST:
+        with suppress(Exception):
+            return export(narrower(shapes, names, smallest), any_size=True)
+    raise refused from None
 
 
 def violated(error: Exception) -> list[str]:
@@ -58,14 +58,14 @@ def violated(error: Exception) -> list[str]:
     return found[1].split(", ") if found else []
 
 
-def narrower(shapes: Any, names: Collection[str]) -> Any:
-    """Return dynamic shapes in which the ranges of some names begin at 2."""
+def narrower(shapes: Any, names: Collection[str], smallest: int) -> Any:
+    """Return dynamic shapes in which the ranges of some names begin at a size."""
     if isinstance(shapes, Mapping):
-        return {key: narrower(each, names) for key, each in shapes.items()}
+        return {key: narrower(each, names, smallest) for key, each in shapes.items()}
     if isinstance(shapes, tuple | list):
-        return type(shapes)(narrower(each, names) for each in shapes)
+        return type(shapes)(narrower(each, names, smallest) for each in shapes)
     if type(shapes) is Dim and shapes.__name__ in names:
-        return Dim(shapes.__name__, min=max(SMALLEST, shapes.min), max=shapes.max)
+        return Dim(shapes.__name__, min=max(smallest, shapes.min), max=shapes.max)
     return shapes
 
 

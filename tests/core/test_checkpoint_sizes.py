@@ -67,6 +67,35 @@ def test_texts_of_all_lengths_have_eager_s_numbers(name: str) -> None:
             torch.testing.assert_close(program(**given).logits, module(**given).logits, rtol=1e-4, atol=1e-4)
 
 
+BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 99, "max_position_embeddings": 64}
+BART |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+
+
+def test_a_head_behind_a_decoder_reads_the_encoder_s_tokens() -> None:
+    module, method = captured("BartForQuestionAnswering", BART)
+    assert list(method.kwargs) == ["input_ids", "attention_mask"]
+    assert method.narrowed == ("`sequence` has the range 3 to 64: torch.export refuses a range from 1 on",)
+    program = decompose(method.program, ()).module(check_guards=False)
+    for rows, length in ((1, 3), (3, 19)):
+        given = {"input_ids": torch.randint(3, 99, (rows, length)), "attention_mask": torch.ones(rows, length).long()}
+        with torch.no_grad():
+            wanted = module(**given).start_logits
+            torch.testing.assert_close(program(**given).start_logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_texts_to_choose_from_have_eager_s_numbers() -> None:
+    module, method = captured("BertForMultipleChoice", {"vocab_size": 99, **SMALL})
+    assert set(method.dimensions.values()) == {"batch", "choices", "sequence"}
+    program = decompose(method.program, ()).module(check_guards=False)
+    for shape in ((1, 1, 7), (3, 4, 19)):
+        given = {name: torch.zeros(shape).long() for name in method.kwargs}
+        given["input_ids"], given["attention_mask"][..., :5] = torch.randint(1, 99, shape), 1
+        with torch.no_grad():
+            wanted = module(**given).logits
+            torch.testing.assert_close(program(**given).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", SOUNDS)
 def test_sounds_of_all_lengths_have_eager_s_numbers(name: str) -> None:
     skip_refused(name)
