@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,8 @@ class EagerModel:
     ) -> None:
         self._modules, self._examples = modules, examples
         self._buffers = [(buffer, buffer.clone()) for module, _ in modules.values() for buffer in module.buffers()]
-        self._methods = {name: without_gradients(getattr(*bound)) for name, bound in modules.items()}
+        turn = threading.RLock()  # a language model changes its layers during a call
+        self._methods = {name: without_gradients(getattr(*bound), turn) for name, bound in modules.items()}
         for name, (args, kwargs) in examples.items():
             method: Any = self._methods[name]
             method.__signature__ = signature_of_example(inspect.signature(method), args, kwargs)
@@ -142,17 +144,20 @@ def signature_of_example(
     return inspect.Signature(found)
 
 
-def without_gradients(function: Callable[..., object]) -> Callable[..., object]:
+def without_gradients(function: Callable[..., object], turn: threading.RLock) -> Callable[..., object]:
+    """Return a function whose calls, and those of other functions with the same lock, wait for each other."""
+
     @functools.wraps(function)
     def run(*args: object, **kwargs: object) -> object:
-        try:
-            with torch.no_grad():
+        with turn:
+            try:
+                with torch.no_grad():
+                    return function(*args, **kwargs)
+            except RuntimeError as error:
+                # the method computes gradients itself, which fails under `no_grad`: retry with gradients
+                if "does not require grad" not in str(error):
+                    raise
+            with torch.enable_grad():
                 return function(*args, **kwargs)
-        except RuntimeError as error:
-            # the method computes gradients itself, which fails under `no_grad`: retry with gradients
-            if "does not require grad" not in str(error):
-                raise
-        with torch.enable_grad():
-            return function(*args, **kwargs)
 
     return run

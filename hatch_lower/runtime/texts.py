@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ JOINED = (
 )
 SENTENCES = "sentence_bert_config.json"  # an encoder of sentences may read less than its tokenizer
 ENCODER = "config_sentence_transformers.json"  # with the prompt of each text
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a letter
 MOST = 1 << 32  # numbers of tokens that a tokenizer can hold
 UNLIMITED = 1_000_000  # tokens; a larger `model_max_length` stands for no limit
 
@@ -174,6 +176,12 @@ def in_numpy(array: Any, arrays: Arrays) -> Any:
 def checked_texts(value: object, name: str) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, (list, tuple)) and texts and all(isinstance(text, str) for text in texts):
+        if halves := [text for text in texts if not text.isascii() and SURROGATE.search(text)]:
+            raise InputError(
+                f"`{name}` must be text that UTF-8 can encode",
+                found=f"{halves[0]!r:.80}",
+                hint='decode the bytes with `errors="replace"`',
+            )
         return list(texts)
     raise InputError(
         f"`{name}` must be a text, or a list of texts", found=f"{value!r:.80}", hint="give at least one text"

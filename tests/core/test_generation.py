@@ -297,6 +297,7 @@ def test_a_generation_begins_with_the_first_token_without_a_prompt(tmp_path: Pat
         ({"max_new_tokens": 3.0}, "`max_new_tokens` must be an integer from 1"),
         ({"max_new_tokens": 3, "eos_token_id": "2"}, "`eos_token_id` must be an integer from 0"),
         ({"max_new_tokens": 3, "attention_mask": [[1, 0]]}, "must be padded on the left"),
+        ({"max_new_tokens": 3, "attention_mask": [[0, 0]]}, "a prompt must have at least one token"),
         ({"max_new_tokens": 3, "attention_mask": [[1]]}, "a mask must be 1 at tokens"),
         ({"max_new_tokens": 3, "attention_mask": [[2, 1]]}, "a mask must be 1 at tokens"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -239,6 +240,9 @@ def test_a_language_model_generates_in_an_editable_install(kind: str, transforme
     wanted = module.generate(**given, **OPTIONS, decoder_start_token_id=1, do_sample=False)
     for each in (model, model.clone()):
         assert torch.equal(each.generate(**given, **first, **OPTIONS), wanted)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: model.generate(**given, **first, **OPTIONS), range(4)):
+            assert torch.equal(found, wanted)
 
 
 # A packaged model as a model of transformers
@@ -252,7 +256,13 @@ def pretrained(module: Any, folder: Path) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {"prompt_lookup_num_tokens": 3}, {"logits": True}],
+    [
+        {"num_beams": 3},
+        {"num_beams": 2, "num_return_sequences": 2},
+        {"prompt_lookup_num_tokens": 3},
+        {"use_cache": False},
+        {"logits": True},
+    ],
 )
 def test_searches_of_transformers_run_on_a_packaged_model(
     options: Mapping[str, Any], transformers: Any, tmp_path: Path
@@ -270,6 +280,17 @@ def test_searches_of_transformers_run_on_a_packaged_model(
         return
     wanted = module.generate(**given, **OPTIONS, **options, do_sample=False)
     assert torch.equal(model.generate(**given, **OPTIONS, **options, do_sample=False), wanted)
+
+
+def test_a_cache_of_a_fixed_size_is_refused(transformers: Any, tmp_path: Path) -> None:
+    module = language_model(transformers, "Llama", LLAMA)
+    module.generation_config.cache_implementation = "static"
+    model, given = pretrained(module, tmp_path), prompts()  # the packaged configuration asks for another cache
+    wanted = module.generate(**given, **OPTIONS, do_sample=False, cache_implementation="dynamic")
+    assert torch.equal(model.generate(**given, **OPTIONS, do_sample=False), wanted)
+    with pytest.raises(InputError, match="need a cache that grows") as error:
+        model.generate(**given, **OPTIONS, cache_implementation="static")
+    assert error.value.found == "layers of type `StaticLayer`"
 
 
 @pytest.mark.parametrize("kind", ENCODERS)

@@ -171,6 +171,12 @@ def test_other_values_than_texts_are_refused(value: object) -> None:
         checked_texts(value, "text")
 
 
+def test_half_a_letter_is_refused() -> None:
+    with pytest.raises(InputError, match="`pair` must be text that UTF-8 can encode") as error:
+        checked_texts(["ä", "a\ud800"], "pair")
+    assert error.value.found == r"'a\ud800'"
+
+
 def test_each_text_has_a_second_text_or_none_has(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="each text needs one second text") as error:
         loaded(tokenizer_of(tmp_path)).preprocess(["a", "bad"], pair="film")

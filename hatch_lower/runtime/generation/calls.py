@@ -187,6 +187,13 @@ def checked_prompt(ids: Any, mask: Any, *, pads_left: bool) -> tuple[Any, Any]:
             found="a row with padding",
             hint="give rows of different lengths in calls of their own",
         )
+    if not visible.any(1).all():
+        raise InputError(
+            "a prompt must have at least one token",
+            where="`attention_mask`",
+            found="a row of padding alone, as `preprocess` makes of an empty text",
+            hint="leave out the row",
+        )
     if pads_left and not visible[:, -1].all():
         raise InputError(
             "prompts of different lengths must be padded on the left",

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.runtime.generation.calls import LanguageModel, check_methods
 from hatch_lower.runtime.generation.images import (
@@ -113,6 +113,7 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
         decoder_attention_mask: Tensor | None = None,
         logits_to_keep: int = 0,
         pixel_values: Tensor | None = None,
+        use_cache: bool | None = None,
         **ignored: Any,
     ) -> Any:
         """Return logits of the last `logits_to_keep` tokens (0: of all) and the cache, as models of transformers do.
@@ -121,7 +122,7 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
         """
         has_encoder = "cross" in self.takes
         tokens: Any = decoder_input_ids if has_encoder else input_ids
-        if cache is None:
+        if cache is None or use_cache is False:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if has_encoder else DynamicCache()
         own = cache.self_attention_cache if has_encoder else cache
         first = self.start.first_keys(tokens)
@@ -143,7 +144,8 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
         logits, after = steps.logits(tokens.numpy(), visible.bool().numpy(), last, held)
         # layers of one kind: sliding layers of transformers forget keys, and `decode` masks them
         own.layers = [kept_layer(*(each[:, :, 1 : after.used] for each in layer)) for layer in after.layers]
-        return (Seq2SeqLMOutput if has_encoder else CausalLMOutputWithPast)(logits=logits, cache=cache)
+        kept = None if use_cache is False else cache
+        return (Seq2SeqLMOutput if has_encoder else CausalLMOutputWithPast)(logits=logits, cache=kept)
 
     def _image_prompt(self, tokens: Tensor, visible: Tensor, given: dict[str, Any]) -> ImagePrompt | None:
         arrays = {name: value.float().numpy() for name, value in given.items()}
@@ -154,6 +156,12 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
 
 def cache_before(first: Layers, cache: Any) -> Cache:
     """Return the cache that `decode` takes from its first keys, and the keys that transformers holds."""
+    if any(not isinstance(layer, DynamicLayer) for layer in cache.layers):
+        raise InputError(
+            "the keys of a packaged model need a cache that grows",
+            found=f"layers of type `{type(cache.layers[0]).__name__}`",
+            hint="leave out `cache_implementation`",
+        )
     if not cache.layers or not cache.layers[0].is_initialized:
         return Cache(first)
     pairs = zip(first, cache.layers, strict=True)
@@ -199,4 +207,7 @@ def transformers_model(model: LanguageModel) -> Lowered:
     made = Lowered(model, AutoConfig.from_pretrained(str(model.assets[CONFIG])))
     if GENERATION in model.assets:
         made.generation_config = GenerationConfig.from_pretrained(str(model.assets[GENERATION].parent))
+        made.generation_config.cache_implementation = (
+            None  # such as `hybrid` of Gemma 2: the model has a cache of its own
+        )
     return made
