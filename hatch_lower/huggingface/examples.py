@@ -20,7 +20,7 @@ BATCH, SEQUENCE = 2, 12  # sizes of examples: torch.export takes a size of 0 or 
 LARGEST_BATCH = 1024
 LONGEST = 4096  # tokens, for models without a limit of their own
 SAMPLES, LONGEST_SAMPLES = 16_000, 480_000  # of sound: a second, and 30 seconds at 16 kHz
-FRAMES = 128  # of a spectrogram without a fixed length
+FRAMES, LONGEST_FRAMES = 128, 1500  # of a spectrogram without a fixed length
 SEQUENCE_NAME, DECODER_NAME = LENGTHS = ("sequence", "decoder_sequence")  # names of dynamic lengths of texts
 LETTERS = 128  # of ASCII, for models of letters (CANINE), which have no vocabulary
 # endings of classes: of a decoder that reads the encoder's tokens, and of texts to choose from
@@ -131,6 +131,9 @@ def image_input(config: Any, batch: Any) -> ExampleInput:
 
 
 def spectrogram_input(config: Any, batch: Any) -> ExampleInput:
+    if (features := getattr(config, "feature_projection_input_dim", None)) is not None:  # of Wav2Vec2-BERT
+        frames = Dim("frames", min=FRAMES // 8, max=LONGEST_FRAMES)
+        return ExampleInput(torch.randn(BATCH, FRAMES, features), {0: batch, 1: frames})
     mels = getattr(config, "num_mel_bins", None) or 80
     positions = getattr(config, "max_source_positions", None)
     frames = 2 * positions if positions else FRAMES

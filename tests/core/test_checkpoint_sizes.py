@@ -111,6 +111,18 @@ def test_sounds_of_all_lengths_have_eager_s_numbers(name: str) -> None:
     assert numbers == {0, 1}, "SEW halves the number of frames"
 
 
+def test_stacked_frames_of_all_lengths_have_eager_s_numbers() -> None:
+    config = {"vocab_size": 32, "feature_projection_input_dim": 16, **SMALL}
+    module, method = captured("Wav2Vec2BertForCTC", config)
+    assert set(method.dimensions.values()) == {"batch", "frames"}
+    program = decompose(method.program, ()).module(check_guards=False)
+    for rows, frames in ((1, 16), (3, 301)):
+        given = torch.randn(rows, frames, 16)
+        with torch.no_grad():
+            wanted = module(input_features=given).logits
+            torch.testing.assert_close(program(input_features=given).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
 VILT = {"image_size": 32, "patch_size": 8, "max_position_embeddings": 32, "num_labels": 3, "vocab_size": 99, **SMALL}
 
 
