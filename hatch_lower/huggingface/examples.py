@@ -132,8 +132,8 @@ def image_input(config: Any, batch: Any) -> ExampleInput:
 
 def spectrogram_input(config: Any, batch: Any) -> ExampleInput:
     if (features := getattr(config, "feature_projection_input_dim", None)) is not None:  # of Wav2Vec2-BERT
-        frames = Dim("frames", min=FRAMES // 8, max=LONGEST_FRAMES)
-        return ExampleInput(torch.randn(BATCH, FRAMES, features), {0: batch, 1: frames})
+        length = Dim("frames", min=FRAMES // 8, max=LONGEST_FRAMES)
+        return ExampleInput(torch.randn(BATCH, FRAMES, features), {0: batch, 1: length})
     mels = getattr(config, "num_mel_bins", None) or 80
     positions = getattr(config, "max_source_positions", None)
     frames = 2 * positions if positions else FRAMES
