@@ -147,6 +147,29 @@ def test_operations_on_halves_and_float32_cast_the_halves_explicitly() -> None:
     assert {source.meta["val"].dtype for source in total.all_input_nodes} == {torch.float32}
 
 
+class Written(nn.Module):
+    """Layers beside a write through a view of a value that is read later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        row = torch.zeros(4, 65) + hidden.sum()
+        row[:, 1:].scatter_(1, torch.arange(64).expand(4, 64), hidden)
+        hidden[:, :48].fill_(5.0)
+        result: Tensor = self.last(hidden) + row[:, 1:]
+        return result
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "int8"])
+def test_a_write_through_a_view_is_read_in_every_precision(precision: str) -> None:
+    x = torch.randn(4, 64)
+    model = captured(Written(), None, x)
+    assert difference(method(converted(model, precision)).program, model, x) < 0.2
+
+
 # Integers
 
 

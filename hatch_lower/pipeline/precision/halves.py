@@ -17,6 +17,7 @@ from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of, constant_placeholders, named_after
 from hatch_lower.exir.graph.surgery import copy_graph, functionalized, graph_modules, rebuild_program
 from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.pipeline.precision.state import without_writes
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 aten = torch.ops.aten
@@ -50,8 +51,9 @@ def in_half(
     `state` names of tensors that calls of any method change.
     """
     paths = tuple(kept)
+    cast = with_casts(without_writes(program), half, paths)
     with torch.autocast("cpu", dtype=half):
-        traced = functionalized(with_casts(program, half, paths))
+        traced = functionalized(cast)
     if paths:
         traced = with_floats(traced, half, paths)
     return with_stored_casts(with_one_dtype(without_idle_casts(traced), half), state)

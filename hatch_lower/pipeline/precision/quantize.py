@@ -20,7 +20,7 @@ from hatch_lower.pipeline.module_checks import same_tensor
 from hatch_lower.pipeline.precision.again import export_module
 from hatch_lower.pipeline.precision.halves import is_in, unused_name
 from hatch_lower.pipeline.precision.integer_weights import quantize_weights
-from hatch_lower.pipeline.precision.state import InitialState
+from hatch_lower.pipeline.precision.state import InitialState, without_writes
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
@@ -52,7 +52,7 @@ def quantized(method: CapturedMethod, scheme: Scheme, cases: Sequence[InputCase]
 
 def own_module(method: CapturedMethod) -> GraphModule:
     """Return a copy of a method's module with state of its own, which shares the parameters that no call changes."""
-    module = method.program.module()
+    module = without_writes(method.program).module()
     return cast(GraphModule, copy_module(module, unchanged_parameters(module, [method.program])))
 
 

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.exir.graph.nodes import written_into
 from hatch_lower.exir.graph.state import constant_of, constant_placeholders
-from hatch_lower.exir.graph.surgery import attribute_of
+from hatch_lower.exir.graph.surgery import attribute_of, functionalized
 from hatch_lower.exir.graph.tensors import is_plain_tensor, storage_key
 
 
@@ -29,6 +29,14 @@ def state_names(program: ExportedProgram, storages: Collection[int]) -> frozense
     return frozenset(
         name for name, tensor in named.items() if is_plain_tensor(tensor) and storage_key(tensor) in storages
     )
+
+
+def without_writes(program: ExportedProgram) -> ExportedProgram:
+    """Return a program in which no operation writes into memory that another operation reads.
+
+    A cast or an observer stands behind the operation that makes a value, and misses later writes into its memory.
+    """
+    return functionalized(program) if written_into(program.graph_module) else program
 
 
 class InitialState:
