@@ -170,6 +170,55 @@ def test_a_write_through_a_view_is_read_in_every_precision(precision: str) -> No
     assert difference(method(converted(model, precision)).program, model, x) < 0.2
 
 
+HALF_OPERATORS = {
+    "a mask": lambda h: h.masked_fill(torch.arange(64) > 9, torch.finfo(torch.float32).min).softmax(-1),
+    "a mask in place": lambda h: h.clone().masked_fill_(torch.arange(64) > 9, -1e9).softmax(-1),
+    "a fill": lambda h: torch.where(torch.arange(64) > 9, torch.full_like(h, -1e9), h).softmax(-1),
+    "an integer": lambda h: (h * 1000000) / 1000000,
+    "a small divisor": lambda h: h * 1e-9 / (h * 0 + 1e-9),
+    "limits": lambda h: h.clamp(-1e9, 1e9),
+    "bits": lambda h: h.view(torch.int32).view(torch.float32),
+    "a bilinear product": lambda h: nn.functional.bilinear(h, h, torch.ones(3, 64, 64) / 64),
+    "a cross product": lambda h: torch.cross(h[:, :3], torch.ones(4, 3), dim=-1),
+    "a determinant": lambda h: torch.linalg.det(h[:, :4]),
+    "a vector": lambda h: torch.inner(h, torch.ones(64)),
+    "a bag": lambda h: nn.functional.embedding_bag(torch.tensor([[0, 1]]), h),
+}
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", HALF_OPERATORS)
+def test_numbers_and_operators_beyond_a_half_stay_in_float32(name: str, half: torch.dtype) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = HALF_OPERATORS[name](self.layer(x))
+            return result
+
+    x = torch.randn(4, 64)
+    model = captured(Layer(), None, x)
+    program = in_half(method(model).program, half)
+    assert operations(program, "linear")[0].meta["val"].dtype is half
+    assert difference(program, model, x) < 0.1
+
+
+def test_an_operator_without_a_half_is_named() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.special.erfcx(self.layer(x))
+
+    with pytest.raises(CaptureError, match="the method cannot have the precision `bfloat16`") as caught:
+        converted(captured(Scaled(), None, torch.randn(2, 64)), "bfloat16")
+    assert "erfcx_cpu" in caught.value.found
+
+
 # Integers
 
 

@@ -26,8 +26,8 @@ from hatch_lower.pipeline.model_build import ConvertedModel, Examples
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.precision.halves import in_half, innermost_module
 from hatch_lower.pipeline.precision.quantize import Scheme, quantized, trial_of
-from hatch_lower.pipeline.precision.state import changed_storages, state_names
-from hatch_lower.pipeline.random_inputs import InputCase
+from hatch_lower.pipeline.precision.state import InitialState, changed_storages, state_names
+from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.real_inputs import read_real_inputs
 from hatch_lower.runtime.numbers import Tolerance, is_gross, number_difference
 
@@ -189,7 +189,8 @@ class Conversion:
         try:
             with process_restored():
                 if half := HALVES.get(recipe.precision):
-                    return replace(method, program=in_half(method.program, half, kept, self.state_of(method)))
+                    state = self.state_of(method)
+                    return called_once(replace(method, program=in_half(method.program, half, kept, state)), state)
                 refuse_no_library("torchao", where)
                 refuse_no_examples(method, where)
                 return quantized(method, self._scheme(method, recipe, kept), self._cases.get(method.name, ()))
@@ -219,6 +220,20 @@ class Conversion:
             )
         exact = tuple(sorted({*kept, *changing}))
         return Scheme(BITS[recipe.precision], activations, exact, state, engine_of(recipe))
+
+
+def called_once(method: CapturedMethod, state: Collection[str]) -> CapturedMethod:
+    """Return a converted method after a call with its example inputs, which fails where an operator has no halves."""
+    if method.has_examples:
+        module = method.program.module()
+        initial = InitialState(module, state)
+        args, kwargs = example_case(method).copied()
+        try:
+            with torch.no_grad():
+                module(*args, **kwargs)
+        finally:
+            initial.restore()
+    return method
 
 
 def reads_weight_in(node: Node, method: CapturedMethod, names: Collection[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -13,12 +14,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
-from hatch_lower.exir.graph.operators import torch_operator
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import constant_of, constant_placeholders, named_after
 from hatch_lower.exir.graph.surgery import copy_graph, functionalized, graph_modules, rebuild_program
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.pipeline.precision.state import without_writes
-from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, schema_of
 
 aten = torch.ops.aten
 
@@ -31,9 +32,12 @@ IN_FLOAT32 = frozenset(
         *("softmax", "special_log_softmax", "special_softmax", "_log_softmax", "_softmax", "var", "std", "var_mean"),
     }
 )
-# operators that refuse a half beside a float32, or that autocast leaves in the model's own dtype
+# operators that refuse halves, or a half beside a float32, or that autocast leaves in the model's own dtype
 ONE_DTYPE = frozenset(
     {
+        *("addmv", "addr", "bilinear", "complex", "cross", "det", "dot", "embedding_bag", "heaviside", "inner"),
+        *("linalg_cross", "linalg_det", "linalg_lu", "linalg_matrix_exp", "linalg_pinv", "linalg_slogdet", "logdet"),
+        *("matrix_exp", "prod", "slogdet", "special_log_ndtr", "tensordot", "vdot"),
         *("bucketize", "cdist", "grid_sampler", "gru", "index_copy", "index_copy_", "index_put", "index_put_", "lerp"),
         *("lstm", "masked_scatter", "masked_scatter_", "rnn_relu", "rnn_tanh", "scatter", "scatter_", "scatter_add"),
         *("scatter_add_", "scatter_reduce", "scatter_reduce_", "searchsorted", "select_scatter", "slice_scatter"),
@@ -74,10 +78,12 @@ def with_casts(program: ExportedProgram, half: torch.dtype, kept: tuple[str, ...
 def add_casts(graph: Graph, half: torch.dtype, kept: tuple[str, ...]) -> None:
     for node in list(graph.nodes):
         target = torch_operator(node.target)
-        name = base_name(target) if isinstance(target, OpOverload) else ""
+        if not isinstance(target, OpOverload):
+            continue
+        name = base_name(target)
         if name == "_assert_tensor_metadata":  # of a dtype, which the conversion changes
             graph.erase_node(node)
-        elif name in IN_FLOAT32 | ONE_DTYPE:
+        elif name in IN_FLOAT32 | ONE_DTYPE or target is aten.view.dtype or has_number_beyond(node, half):
             # autocast changes no placeholder
             cast_inputs(graph, node, [value for value in node.all_input_nodes if value.op != "placeholder"], None)
         elif name == "embedding" and not is_in(node, kept):
@@ -85,6 +91,18 @@ def add_casts(graph: Graph, half: torch.dtype, kept: tuple[str, ...]) -> None:
     output = graph.output_node()
     given = [value for value in output.all_input_nodes if value.op != "placeholder"]
     cast_inputs(graph, output, given, None, of=FLOATING)
+
+
+def has_number_beyond(node: Node, half: torch.dtype) -> bool:
+    """Return whether a number among an operation's arguments becomes infinity or zero in the half, as -1e9 of masks."""
+    types = {argument.name: str(argument.type) for argument in schema_of(torch_operator(node.target)).arguments}
+    for name, value in named_arguments(node).items():
+        # sizes and places stay integers
+        if isinstance(value, float) or (isinstance(value, int) and types[name] in ("number", "Tensor")):
+            rounded = float(torch.tensor(value, dtype=torch.float64).to(half))
+            if math.isfinite(value) and (math.isinf(rounded) or (value != 0 and rounded == 0)):
+                return True
+    return False
 
 
 def with_graph(program: ExportedProgram, attributes: dict[str, object], graph: Graph) -> ExportedProgram:
