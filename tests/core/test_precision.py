@@ -23,6 +23,8 @@ from hatch_lower.pipeline.random_inputs import example_case
 
 pytestmark = pytest.mark.torch
 
+SETTINGS = ModelSettings("net", "net:export", "net", ("small",))
+
 
 class Quiet:
     def report(self, event: object) -> None:
@@ -274,8 +276,7 @@ def test_a_size_may_depend_on_several_sizes() -> None:
 
 def converted(model: CapturedModel, precision: Any, backend: str = "onnxruntime", kept: tuple[str, ...] = ()) -> Any:
     pytest.importorskip("torchao")
-    settings = ModelSettings("net", "net:export", "net", ("small",))
-    conversion = Conversion(model, settings, {each.name: [example_case(each)] * 3 for each in model.methods})
+    conversion = Conversion(model, SETTINGS, {each.name: [example_case(each)] * 3 for each in model.methods})
     recipe = Recipe("small", (BackendChoice(backend),), precision=precision)
     return conversion.converted(recipe, kept)
 
@@ -292,6 +293,62 @@ def test_a_kept_module_has_no_integers() -> None:
     program = method(converted(captured(), "int8", kept=("last",))).program
     assert constants(program)["last.weight"].dtype is torch.float32
     assert "first.weight" not in {name for name, t in constants(program).items() if t.dtype is torch.float32}
+
+
+class Product(nn.Linear):
+    """A linear layer of a class of its own."""
+
+
+def functional_layers() -> dict[str, tuple[nn.Module, Tensor]]:
+    tokens, images = torch.randn(2, 9, 64), torch.randn(2, 16, 8, 8)
+    attention = nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+    same = nn.Conv2d(16, 32, 3, padding="same", dilation=2)
+    return {
+        "attention": (attention, tokens),
+        "a subclass": (nn.Sequential(Product(64, 64)), tokens),
+        "padding": (nn.Sequential(same, nn.ReLU(), nn.Conv2d(32, 16, (1, 3), padding="valid")), images),
+    }
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", functional_layers())
+def test_layers_that_are_functions_and_subclasses_have_integers(name: str, backend: str) -> None:
+    module, x = functional_layers()[name]
+    model = captured(module, None, x)
+    program = method(converted(model, "int8", backend)).program
+    large = [name for name, each in constants(program).items() if each.dtype is torch.float32 and each.numel() > 999]
+    assert not large, large
+    assert difference(program, model, x) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_a_convolution_that_is_padded_on_one_side_more_stays_in_float32() -> None:
+    x = torch.randn(2, 16, 8, 8)
+    model = captured(nn.Sequential(nn.Conv2d(16, 64, 2, padding="same"), nn.Conv2d(64, 16, 1)), None, x)
+    program = method(converted(model, "int8")).program
+    assert constants(program)["0.weight"].dtype is torch.float32
+    assert "1.weight" not in constants(program)
+    assert difference(program, model, x) < 0.1
+
+
+def test_a_model_of_convolutions_without_calibration_is_refused_with_the_setting() -> None:
+    pytest.importorskip("torchao")
+    conversion = Conversion(captured(nn.Conv2d(16, 32, 3), None, torch.randn(2, 16, 8, 8)), SETTINGS, {})
+    with pytest.raises(CaptureError, match="changes no operation") as caught:
+        conversion.converted(Recipe("small", precision="int8"), ())
+    assert "name inputs in `calibrate`" in caught.value.hint
+
+
+def test_convolutions_without_calibration_stay_in_float32_as_the_note_says() -> None:
+    pytest.importorskip("torchao")
+    layers = nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 8))
+    conversion = Conversion(captured(layers, None, torch.randn(2, 16, 8, 8)), SETTINGS, {})
+    recipe = Recipe("small", (BackendChoice("onnxruntime"),), precision="int8")
+    program = method(conversion.converted(recipe, ())).program
+    assert next(conversion.notes(recipe)).startswith("1 convolution of `forward` in float32")
+    (convolution,) = operations(program, "conv2d")
+    assert not [each for each in convolution.all_input_nodes if "dequantize" in str(each.target)]
+    assert [each for each in operations(program, "linear")[0].all_input_nodes if "dequantize" in str(each.target)]
 
 
 ALL = ["bfloat16", "int8", "int8-weights", "int4-weights"]

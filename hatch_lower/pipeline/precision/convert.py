@@ -152,12 +152,17 @@ class Conversion:
                     f"the precision `{recipe.precision}` changes no operation of the model",
                     where=f"model `{self._model.name}`, recipe `{recipe.name}`",
                     found=f"operators: {', '.join(f'`{name}`' for name in operators)}",
-                    hint=f"`{PRECISION_FILE}` keeps all layers in float32: remove modules from the list of this recipe"
-                    if kept
-                    else "convolutions, linear layers and embeddings can have another precision; remove `precision`",
+                    hint=self._hint_for_nothing(recipe, kept),
                 )
             self._made[key] = CapturedModel(self._source.name, methods, None)
         return self._made[key]
+
+    def _hint_for_nothing(self, recipe: Recipe, kept: tuple[str, ...]) -> str:
+        if kept:
+            return f"`{PRECISION_FILE}` keeps all layers in float32: remove modules from the list of this recipe"
+        if recipe.precision == "int8" and not self._cases and any(map(count_convolutions, self._source.methods)):
+            return "name inputs in `calibrate`, without which convolutions stay in float32; or remove `precision`"
+        return "convolutions, linear layers and embeddings can have another precision; remove `precision`"
 
     def trial(self, method: CapturedMethod, recipe: Recipe) -> Callable[[tuple[str, ...]], torch.nn.Module]:
         """Return a function from paths of modules in float32 to a module that computes in a recipe's precision."""
@@ -175,7 +180,7 @@ class Conversion:
             return
         for method in self._source.methods:
             count = len(self._cases.get(method.name, ()))
-            convolutions = sum(is_convolution(node) for node in program_calls(method))
+            convolutions = count_convolutions(method)
             if count == 1:
                 yield f"`calibrate` has a single call of `{method.name}`: the ranges of activations may be too narrow"
             elif not count and convolutions:
@@ -280,8 +285,8 @@ def program_calls(method: CapturedMethod) -> Iterator[Node]:
 CONVOLVING = ("aten.conv1d.", "aten.conv2d.", "aten.conv3d.")
 
 
-def is_convolution(node: Node) -> bool:
-    return str(node.target).startswith(CONVOLVING)
+def count_convolutions(method: CapturedMethod) -> int:
+    return sum(str(node.target).startswith(CONVOLVING) for node in program_calls(method))
 
 
 def is_quantizable(node: Node) -> bool:

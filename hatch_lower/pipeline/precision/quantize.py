@@ -6,12 +6,12 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
 
-from hatch_lower.exir.graph.operators import torch_operator
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.surgery import attribute_of, copy_graph
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
@@ -24,6 +24,8 @@ from hatch_lower.pipeline.precision.state import InitialState, without_writes
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
+
+aten = torch.ops.aten
 
 
 class Scheme(Frozen):
@@ -103,6 +105,7 @@ def with_activations(
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     erase_unused(module)
+    mark_functions(module)
     separate_layers(module)
     if scheme.engine == "executorch":
         quantizer = xnnpack_quantizer(not cases, scheme.kept)
@@ -143,6 +146,45 @@ def erase_unused(module: GraphModule) -> None:
     module.graph.eliminate_dead_code(lambda node: node.op != "call_function" or node.is_impure())
 
 
+LAYERS = tuple(f"torch.nn.modules.{name}" for name in ("linear.Linear", "conv.Conv1d", "conv.Conv2d"))
+NAMED_PADDING = {"conv1d": aten.conv1d, "conv2d": aten.conv2d}
+
+
+def mark_functions(module: GraphModule) -> None:
+    """Mark convolutions and linear layers outside of PyTorch's own layers, as in attention, and with named padding.
+
+    torchao's quantizer for x86 knows the layers of PyTorch alone, and refuses padding by name.
+    """
+    for node in module.graph.nodes:
+        operator = torch_operator(node.target)
+        kind = base_name(operator) if isinstance(operator, OpOverload) else ""
+        weight = node.args[1] if kind in ("linear", "conv1d", "conv2d") else None
+        if not isinstance(weight, Node) or weight.op != "get_attr":
+            continue
+        if kind in NAMED_PADDING and operator is NAMED_PADDING[kind].padding:
+            sides = named_padding(node, list(attribute_of(module, str(weight.target)).shape[2:]))
+            if any(each % 2 for each in sides):  # stays in floating point
+                node.meta["source_fn_stack"] = [(node.name, operator)]
+                continue
+            node.target = NAMED_PADDING[kind].default
+            given = {"bias": None, "stride": [1], "dilation": [1], "groups": 1, **named_arguments(node)}
+            given["padding"] = [each // 2 for each in sides]
+            order = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+            node.args, node.kwargs = tuple(given[name] for name in order), {}
+        inner = [owner for _, owner in (node.meta.get("nn_module_stack") or {}).values()]
+        if not inner or inner[-1] not in LAYERS:
+            node.meta["source_fn_stack"] = [(node.name, getattr(torch.nn.functional, kind))]
+
+
+def named_padding(node: Node, kernel: list[int]) -> list[int]:
+    """Return the elements that the named padding of a convolution adds on both sides of each dimension together."""
+    given: dict[str, Any] = named_arguments(node)
+    steps = [*given.get("dilation", [1])]
+    steps = steps if len(steps) == len(kernel) else steps * len(kernel)
+    is_same = given.get("padding") == "same"
+    return [step * (size - 1) if is_same else 0 for step, size in zip(steps, kernel, strict=True)]
+
+
 def separate_layers(module: GraphModule) -> None:
     """Make each of several operations with a common weight a layer of its own.
 
@@ -175,6 +217,7 @@ def separate_layers(module: GraphModule) -> None:
 def x86_quantizer(is_dynamic: bool, kept: Iterable[str], *, sums: bool) -> object:
     """Return torchao's quantizer for x86: unsigned activations, signed weights with a scale per channel.
 
+    Convolutions without calibration stay in float32, in which engines would compute beside the search of a scale.
     `sums`: with integers between a convolution and the sum of a residual network. Without these, ONNX Runtime computes
     the convolution in float32, while other engines compute both in one kernel.
     """
@@ -192,6 +235,9 @@ def x86_quantizer(is_dynamic: bool, kept: Iterable[str], *, sums: bool) -> objec
             return places
 
         def annotate(self, model: GraphModule) -> GraphModule:
+            if is_dynamic:
+                left = [node for node in model.graph.nodes if str(node.target).startswith("aten.conv")]
+                x86._annotate_nodes_not_quantize(left)
             annotated: GraphModule = super().annotate(model)
             for node in annotated.graph.nodes if sums else ():
                 annotation = node.meta.get("quantization_annotation")
