@@ -12,7 +12,15 @@ import numpy as np
 from hatch_lower.errors import InputError
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.images import ImageReader, Sides, channels, refuse_no_image, resized, to_image
+from hatch_lower.runtime.images import (
+    ImageReader,
+    Sides,
+    channels,
+    refuse_no_image,
+    resized,
+    to_image,
+    without_transparency,
+)
 from hatch_lower.runtime.processors import (
     IMAGES,
     JOINT,
@@ -54,7 +62,7 @@ class PatchReader(Frozen):
         return {PIXELS: np.concatenate([patches for patches, _ in found]), "image_grid_thw": grids}
 
     def _patches(self, given: Any) -> tuple[Numbers, Sides]:
-        image = to_image(given).convert("RGB")
+        image = without_transparency(to_image(given))
         sides = self._sides((image.height, image.width))
         pixels = self.steps.pixels(resized(image, sides, self.steps.resample))
         height, width = sides[0] // self.patch, sides[1] // self.patch

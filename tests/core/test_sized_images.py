@@ -234,9 +234,16 @@ def picture(height: int, width: int) -> Any:
     return numpy.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=numpy.uint8)
 
 
+def transparent(image: Any) -> Any:
+    pillow = pytest.importorskip("PIL.Image")
+    found = pillow.fromarray(image)
+    found.putalpha(100)
+    return found
+
+
 def test_texts_with_sized_images_are_those_of_the_processor(transformers: Any, folder: Path) -> None:
     # images in the range of sizes, too large, and too small
-    pictures = [picture(12, 11), picture(40, 31), picture(5, 6)]
+    pictures = [picture(12, 11), picture(40, 31), transparent(picture(5, 6))]
     module = sized_model(transformers, "Qwen2VL")
     model = loaded(generator(module), files_in(folder))
     texts = [f"w5 {MARK} w6 w7 {MARK}", f"{MARK} w8"]
