@@ -21,7 +21,7 @@ from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.arrays import ArrayOperator, Arrays, same_layout, several_values
 from hatch_lower.runtime.mapped import Stored
 from hatch_lower.runtime.names import CodeNames, tuple_code
-from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, copy_in_order, dense_order
+from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, copy_in_order, dense_order, runs_on_numpy
 from hatch_lower.runtime.operators import calls_in
 
 DType = np.dtype[Any]
@@ -146,7 +146,7 @@ class NumpyArrays(Arrays):
     # Generated code
 
     def operators(self, graph: Graph, where: str) -> Mapping[str, ArrayOperator]:
-        missing = next((call.op for call in calls_in(graph) if call.op not in NUMPY_OPERATORS), None)
+        missing = next((call.op for call in calls_in(graph) if not runs_on_numpy(call)), None)
         if missing is not None:
             raise ProgramError(
                 "the program needs torch for operators between its partitions",

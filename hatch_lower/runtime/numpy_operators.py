@@ -1,4 +1,4 @@
-"""ATen operators that a plan may call on NumPy arrays: views, copies, sizes, assertions.
+"""ATen operators that a plan may call on NumPy arrays: views, copies, sizes, assertions, conversions to floats.
 
 Each function has the parameters of its ATen overload, with the same order, names and meaning. A memory format is the
 plan's `Special`. Arguments that torch refuses raise the same classes of errors as in torch.
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from hatch_lower.format.arguments import Special
+from hatch_lower.format.graph import OpCall
 from hatch_lower.runtime.arrays import ArrayOperator
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -136,6 +137,16 @@ def clone(self: Array, *, memory_format: Special | None = None) -> Array:
     return copy_in_order(self, MEMORY_ORDERS[name])
 
 
+def to_copy(self: Array, *, dtype: np.dtype[Any], memory_format: Special | None = None, **_: object) -> Array:
+    with np.errstate(all="ignore"):  # as torch, without a warning of numbers that become infinite
+        copy: Array = clone(self, memory_format=memory_format).astype(dtype, order="K", copy=False)
+    return copy
+
+
+def full(size: Sequence[int], fill_value: object, *, dtype: np.dtype[Any], **_: object) -> Array:
+    return np.full(tuple(size), fill_value, dtype)
+
+
 def sym_size(self: Array, dim: int) -> int:
     size: int = self.shape[normalize_dimension(self, dim)]
     return size
@@ -254,8 +265,10 @@ NUMPY_OPERATORS: Mapping[str, ArrayOperator] = MappingProxyType(
         "aten._assert_async.msg": ArrayOperator(assert_array),
         "aten._assert_scalar.default": ArrayOperator(assert_scalar),
         "aten._local_scalar_dense.default": ArrayOperator(item),
+        "aten._to_copy.default": ArrayOperator(to_copy),
         "aten._unsafe_view.default": ArrayOperator(view, may_alias=True),
         "aten.clone.default": ArrayOperator(clone),
+        "aten.full.default": ArrayOperator(full),
         "aten.lift_fresh.default": ArrayOperator(alias, may_alias=True),
         "aten.lift_fresh_copy.default": ArrayOperator(copied(alias)),
         "aten.reshape.default": ArrayOperator(reshape, may_alias=True),
@@ -268,3 +281,21 @@ NUMPY_OPERATORS: Mapping[str, ArrayOperator] = MappingProxyType(
         "aten.view_copy.default": ArrayOperator(copied(reshape)),
     }
 )
+
+CONVERSION = "aten._to_copy.default"
+# NumPy rounds conversions to other dtypes otherwise than torch, or has no such dtype
+RESULTS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        CONVERSION: frozenset({"float32", "float64"}),
+        "aten.full.default": frozenset({"bool", "float32", "float64", "int32", "int64"}),
+    }
+)
+
+
+def runs_on_numpy(call: OpCall) -> bool:
+    """Return whether a call of a plan computes on NumPy arrays what it computes on tensors."""
+    if call.op not in RESULTS:
+        return call.op in NUMPY_OPERATORS
+    dtype, layout = (call.kwargs.get(name) for name in ("dtype", "layout"))
+    is_strided = layout is None or (isinstance(layout, Special) and layout.name == "strided")
+    return is_strided and isinstance(dtype, Special) and dtype.name in RESULTS[call.op]

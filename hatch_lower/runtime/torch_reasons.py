@@ -17,7 +17,7 @@ from hatch_lower.format.graph import (
 from hatch_lower.format.plan import MethodPlan, Plan, input_paths
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.numpy_arrays import OTHERS
-from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
+from hatch_lower.runtime.numpy_operators import CONVERSION, runs_on_numpy
 
 NUMPY = "numpy>=1.26"
 ML_DTYPES = "ml_dtypes>=0.5"  # the first version with all 8-bit floats of torch
@@ -39,10 +39,12 @@ def torch_reasons(plan: Plan, numpy_delegates: Collection[str], imports: Sequenc
     reasons = [TorchReason("", "", f"the module `{module}`, which registers torch operators") for module in imports]
     for name, method in plan.methods.items():
         reasons += [TorchReason(name, "", what) for what in reasons_of_inputs(method)]
+        # NumPy converts no array of a dtype that it has from `ml_dtypes`
+        converts = OTHERS.isdisjoint(dtypes_of(method, plan))
         reasons += [
             TorchReason(name, path, what)
             for path, instruction in walk_instructions(method.graph)
-            for what in reasons_of_instruction(instruction, plan, numpy_delegates)
+            for what in reasons_of_instruction(instruction, plan, numpy_delegates, converts=converts)
         ]
         if any(plan.constants[constant].dtype == UNKNOWN for constant in constants_in(outputs_in(method.graph))):
             reasons.append(TorchReason(name, "", f"an output of dtype {UNKNOWN}"))
@@ -57,10 +59,12 @@ def reasons_of_inputs(method: MethodPlan) -> Iterator[str]:
             yield f"the input `{path}` of dtype {UNKNOWN}"
 
 
-def reasons_of_instruction(instruction: Instruction, plan: Plan, numpy_delegates: Collection[str]) -> Iterator[str]:
+def reasons_of_instruction(
+    instruction: Instruction, plan: Plan, numpy_delegates: Collection[str], *, converts: bool
+) -> Iterator[str]:
     match instruction:
         case OpCall():
-            if instruction.op not in NUMPY_OPERATORS:
+            if not runs_on_numpy(instruction) or (instruction.op == CONVERSION and not converts):
                 yield f"`{instruction.op}`"
         case DelegateCall():
             backend = plan.delegates[instruction.delegate].backend

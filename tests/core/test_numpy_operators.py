@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hatch_lower.format.arguments import Special
-from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
+from hatch_lower.format.graph import OpCall
+from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, RESULTS, runs_on_numpy
 
 pytestmark = pytest.mark.torch
 
@@ -81,7 +82,9 @@ CASES: dict[str, tuple[tuple[Any, ...], ...]] = {
 KEYWORDS: dict[str, tuple[dict[str, Special], ...]] = {
     "clone": ({}, {"memory_format": PRESERVED}, {"memory_format": CONTIGUOUS}, {"memory_format": LAST}),
 }
-OF_TENSORS = sorted(name for name in NUMPY_OPERATORS if "_scalar." not in name and "constrain" not in name)
+OF_TENSORS = sorted(
+    name for name in NUMPY_OPERATORS if "_scalar." not in name and "constrain" not in name and name not in RESULTS
+)
 
 
 def cases_of(name: str) -> list[Case]:
@@ -144,6 +147,59 @@ def test_an_operator_means_on_numpy_what_torch_means(name: str) -> None:
             tried += 1
     assert tried
     assert entry.may_alias == (shared > 0)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("wanted", sorted(RESULTS["aten._to_copy.default"]))
+def test_numbers_become_floats_as_torch_converts_them(dtype: str, wanted: str) -> None:
+    convert = NUMPY_OPERATORS["aten._to_copy.default"].function
+    kind = getattr(torch, dtype)
+    limits = torch.iinfo(kind) if not (kind.is_floating_point or kind == torch.bool) else None
+    if limits is None:
+        numbers = [0.1, -0.0, float("nan"), float("-inf"), 65504.0, 3e-8, 1 / 3, 1e300, 1 + 2.0**-24]
+    else:
+        numbers = [0, 1, limits.min, limits.max, limits.max - 1, min(limits.max, 2**24 + 1), min(limits.max, 2**53 + 1)]
+    for tensor in (torch.tensor(numbers, dtype=kind), *(each.to(kind) for each in tensors())):
+        expected = torch.ops.aten._to_copy.default(tensor, dtype=getattr(torch, wanted))
+        found = convert(tensor.numpy(), dtype=np.dtype(wanted))
+        steps = [
+            step * expected.itemsize for step, size in zip(expected.stride(), expected.shape, strict=True) if size > 1
+        ]
+        assert found.dtype == np.dtype(wanted)
+        np.testing.assert_array_equal(found, expected.numpy(), strict=True)
+        if found.size:
+            assert [step for step, size in zip(found.strides, found.shape, strict=True) if size > 1] == steps
+        assert not np.may_share_memory(found, tensor.numpy())
+
+
+@pytest.mark.parametrize("dtype", sorted(RESULTS["aten.full.default"]))
+@pytest.mark.parametrize("value", [0, 1, True, 2.5, -3])
+@pytest.mark.parametrize("size", [[], [0, 3], [2, 1, 3]])
+def test_arrays_are_filled_as_torch_fills_tensors(size: list[int], value: float, dtype: str) -> None:
+    expected = torch.ops.aten.full.default(size, value, dtype=getattr(torch, dtype))
+    found = NUMPY_OPERATORS["aten.full.default"].function(size, value, dtype=np.dtype(dtype))
+    np.testing.assert_array_equal(found, expected.numpy(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "kwargs", "runs"),
+    [
+        ("aten._to_copy.default", {"dtype": ("dtype", "float32")}, True),
+        ("aten._to_copy.default", {"dtype": ("dtype", "float32"), "layout": ("layout", "strided")}, True),
+        ("aten._to_copy.default", {"dtype": ("dtype", "int64")}, False),
+        ("aten._to_copy.default", {"dtype": ("dtype", "float16")}, False),
+        ("aten._to_copy.default", {"memory_format": ("memory_format", "contiguous_format")}, False),
+        ("aten.full.default", {"dtype": ("dtype", "bfloat16")}, False),
+        ("aten.full.default", {}, False),
+        ("aten.full.default", {"dtype": ("dtype", "int64"), "layout": ("layout", "sparse_coo")}, False),
+        ("aten.clone.default", {}, True),
+        ("aten.add.Tensor", {}, False),
+    ],
+)
+def test_numpy_makes_the_dtypes_only_that_torch_rounds_alike(
+    op: str, kwargs: dict[str, tuple[str, str]], runs: bool
+) -> None:
+    assert runs_on_numpy(OpCall(op, (), {name: Special(*each) for name, each in kwargs.items()}, 0)) == runs
 
 
 @pytest.mark.parametrize("name", ["aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"])
