@@ -11,8 +11,12 @@ from support.generators import loaded
 
 from hatch_lower.errors import EntryPointError, InputError
 from hatch_lower.events import NullReporter
-from hatch_lower.huggingface import generator, pixtral
+from hatch_lower.huggingface import generator
 from hatch_lower.pipeline.capture import capture_model
+
+pytest.importorskip("transformers.exporters")
+
+from hatch_lower.huggingface import pixtral
 
 IMAGE = 98  # token
 WIDTH = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

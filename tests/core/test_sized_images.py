@@ -16,8 +16,12 @@ from support.generators import loaded
 from hatch_lower.errors import EntryPointError, InputError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.grids import token_positions
-from hatch_lower.huggingface import as_pretrained, generator, sized_images
+from hatch_lower.huggingface import as_pretrained, generator
 from hatch_lower.pipeline.capture import capture_model
+
+pytest.importorskip("transformers.exporters")
+
+from hatch_lower.huggingface import sized_images
 
 IMAGE = 98  # token
 TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

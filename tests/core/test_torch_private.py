@@ -25,6 +25,7 @@ OTHERS = {
     "OpenVINO": {"_nodes"},
     "pytest": {"_arg2fixturedefs"},
     "Python": {"_Environ", "_config", "_exit", "_fields", "_getframe", "_handle", "_replace"},
+    "torchao": {"_annotate_nodes_not_quantize"},
     "transformers": {"_apply_gate", "_attn_implementation", "_can_set_experts_implementation"},
 }
 
