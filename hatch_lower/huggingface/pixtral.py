@@ -44,8 +44,7 @@ class PixtralGenerator(ImageGenerator):
         return {PIXELS: {0: places}, "patch_positions": {0: places}}
 
     def start(self, **inputs: Tensor) -> dict[str, Any]:
-        sizes = {"image_merge": self.merge, "image_window": 0, "image_patch": self.patch}
-        return {**super().start(**inputs), **sizes}
+        return {**super().start(**inputs), "image_merge": self.merge, "image_patch": self.patch}
 
     def encode_image(self, pixel_values: Tensor, patch_positions: Tensor) -> Tensor:  # type: ignore[override]
         """Return the features of an image, float32 of shape (places, features).

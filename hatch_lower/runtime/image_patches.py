@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hatch_lower.errors import InputError
+from hatch_lower.format.grids import image_patches
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.images import (
@@ -66,10 +67,8 @@ class PatchReader(Frozen):
         sides = self._sides((image.height, image.width))
         pixels = self.steps.pixels(resized(image, sides, self.steps.resample))
         height, width = sides[0] // self.patch, sides[1] // self.patch
-        merge, patch = self.merge, self.patch
-        parts = pixels.reshape(-1, height // merge, merge, patch, width // merge, merge, patch)
-        parts = parts.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
-        copies = np.broadcast_to(parts, (*parts.shape[:5], self.times, patch, patch))
+        patches = image_patches(pixels, self.patch, self.merge)
+        copies = patches.reshape(height * width, len(pixels), 1, self.patch**2).repeat(self.times, 2)
         return copies.reshape(height * width, -1), (height, width)
 
     def _sides(self, sides: Sides) -> Sides:

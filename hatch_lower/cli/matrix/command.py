@@ -84,7 +84,7 @@ def refuse_missing_weights(wheel: Path, models: Collection[str]) -> None:
 
     with loadable_places(wheel) as places:
         opened = [open_constants(folder, name) for _, folder, names in places for name in names if name in models]
-        for fault in chain.from_iterable(map(outside_faults, opened)):
+        if fault := next(chain.from_iterable(map(outside_faults, opened)), None):
             raise fault
 
 

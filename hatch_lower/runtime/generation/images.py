@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +12,15 @@ from hatch_lower.errors import InputError
 from hatch_lower.format.grids import token_positions
 from hatch_lower.format.prompts import NEAR_NONE, NEAR_PROMPT, PIXELS
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.generation.cropped_images import GROUPS, cropped_images
-from hatch_lower.runtime.generation.sized_images import GRID, SIZES, cut_images, sized_images
+from hatch_lower.runtime.generation.cropped_images import GROUPS, CroppedImages, cropped_images
+from hatch_lower.runtime.generation.sized_images import (
+    GRID,
+    SIZES,
+    CutImages,
+    SizedImages,
+    cut_images,
+    sized_images,
+)
 from hatch_lower.runtime.texts import in_library, in_numpy
 
 if TYPE_CHECKING:
@@ -24,6 +31,12 @@ PADDING, KINDS = "pixel_attention_mask", "token_type_ids"
 MODALITIES = "mm_token_type_ids"  # the kinds of tokens for a model whose images have sizes
 PLAIN_ARGUMENTS = frozenset({PIXELS, PADDING, KINDS})  # for images of one size
 ENCODE, EMBED = "encode_image", "embed"  # methods
+
+
+class PlainImages(Frozen):
+    """Images of the size of the configuration."""
+
+    inputs: Sequence[Mapping[str, Numbers]]  # of `encode_image`, for each image
 
 
 class ImagePrompt(Frozen):
@@ -88,25 +101,23 @@ def image_prompt(
         return None
     token = int(sizes["image_token"])
     places = ids == token
-    cropped = cropped_images(given, sizes["crops"]) if "crops" in sizes else None
-    is_cut = "image_patch" in sizes  # by the runtime, and not by the processor
-    sized = (cut_images if is_cut else sized_images)(given, sizes) if "image_merge" in sizes else None
-    read = cropped or sized
-    inputs = image_inputs(given) if read is None else read.inputs
-    encode = methods[ENCODE]
+    images, encode = read_images(given, sizes), methods[ENCODE]
     features = [
-        in_numpy(encode(**{name: in_library(each, arrays) for name, each in image.items()}), arrays) for image in inputs
+        in_numpy(encode(**{name: in_library(each, arrays) for name, each in image.items()}), arrays)
+        for image in images.inputs
     ]
-    features = features if cropped is None else cropped.joined(features)
+    if isinstance(images, CroppedImages):
+        features = images.joined(features)
     count = sum(map(len, features))
     if count != places.sum():
-        each = f"an image needs {int(sizes['image_places'])} tokens: make the arguments with"
-        each += " `model.preprocess(text, images=…)`"
         raise InputError(
             "a prompt must have places for the features of each image",
             where=f"`{PIXELS}`",
             found=f"{len(features)} images, and {places.sum()} tokens `{token}` in the prompts",
-            hint=each if read is None else "give the prompts and the images of one call of the processor",
+            hint=f"an image needs {int(sizes['image_places'])} tokens: make the arguments with"
+            " `model.preprocess(text, images=…)`"
+            if isinstance(images, PlainImages)
+            else "give the prompts and the images of one call of the processor",
         )
     near = near_tokens(places, int(sizes["near"]))
     for name in given.keys() & {KINDS, MODALITIES}:
@@ -118,12 +129,23 @@ def image_prompt(
                 hint=f"leave `{name}` out",
             )
     joined = np.concatenate(features) if features else np.zeros((0, 1), dtype=np.float32)
-    positions = None if sized is None or is_cut else token_positions(ids, visible, token, sized.sides)
+    positions = token_positions(ids, visible, token, images.sides) if isinstance(images, SizedImages) else None
     return ImagePrompt(methods[EMBED], arrays, joined, places, near, positions)
 
 
+def read_images(
+    given: Mapping[str, Numbers], sizes: Mapping[str, Any]
+) -> PlainImages | CroppedImages | CutImages | SizedImages:
+    """Return images by the arguments of a processor, in the order of the prompts; `sizes` is the result of `start`."""
+    if "crops" in sizes:
+        return cropped_images(given, sizes["crops"])
+    if "image_patch" in sizes:
+        return cut_images(given, sizes)
+    return sized_images(given, sizes) if "image_window" in sizes else PlainImages(image_inputs(given))
+
+
 def image_inputs(given: Mapping[str, Numbers]) -> list[dict[str, Numbers]]:
-    """Return the arguments of `encode_image` for each image, in the order of the prompts."""
+    """Return the arguments of `encode_image` for each image of one size."""
     pixels = given.get(PIXELS)
     seen = given.get(PADDING)
     if pixels is None:

@@ -207,7 +207,6 @@ def transformers_model(model: LanguageModel) -> Lowered:
     made = Lowered(model, AutoConfig.from_pretrained(str(model.assets[CONFIG])))
     if GENERATION in model.assets:
         made.generation_config = GenerationConfig.from_pretrained(str(model.assets[GENERATION].parent))
-        made.generation_config.cache_implementation = (
-            None  # such as `hybrid` of Gemma 2: the model has a cache of its own
-        )
+        # the model has a cache of its own; a configuration may name another, as Gemma 2's names `hybrid`
+        made.generation_config.cache_implementation = None
     return made

@@ -17,7 +17,15 @@ GRID = "image_grid_thw"  # the argument for times, rows and columns of patches o
 SIZES = "image_sizes"  # the argument for height and width of each image in pixels
 
 
+class CutImages(Frozen):
+    """Images whose patches are cut here."""
+
+    inputs: Sequence[Mapping[str, Numbers]]  # of `encode_image`, for each image
+
+
 class SizedImages(Frozen):
+    """Images whose patches the processor has cut, and whose tokens have positions in rows and columns."""
+
     inputs: Sequence[Mapping[str, Numbers]]  # of `encode_image`, for each image
     sides: Sequence[Sides]  # of each image, in places
 
@@ -72,7 +80,7 @@ def checked_grids(grids: Numbers, merge: int) -> Numbers:
     )
 
 
-def cut_images(given: Mapping[str, Numbers], sizes: Mapping[str, Any]) -> SizedImages:
+def cut_images(given: Mapping[str, Numbers], sizes: Mapping[str, Any]) -> CutImages:
     """Return images of whole places by their pixels and sizes, as the processor of Pixtral returns them.
 
     Args:
@@ -83,7 +91,7 @@ def cut_images(given: Mapping[str, Numbers], sizes: Mapping[str, Any]) -> SizedI
         InputError: if the sizes are not those of whole places, or exceed the pixels.
     """
     if not given.keys() & {PIXELS, SIZES}:
-        return SizedImages((), ())
+        return CutImages(())
     merge, patch = int(sizes["image_merge"]), int(sizes["image_patch"])
     side = merge * patch
     pixels: Numbers = given.get(PIXELS)
@@ -97,11 +105,11 @@ def cut_images(given: Mapping[str, Numbers], sizes: Mapping[str, Any]) -> SizedI
             hint="give the output of the model's processor",
         )
     inputs = []
-    sides = [(height // side, width // side) for height, width in images]
-    for picture, (height, width), each in zip(pixels.astype(np.float32), images, sides, strict=True):
+    for picture, (height, width) in zip(pixels.astype(np.float32), images, strict=True):
         patches = image_patches(picture[:, :height, :width], patch, merge)
-        inputs.append({PIXELS: patches, "patch_positions": patch_positions(each, merge)})
-    return SizedImages(inputs, sides)
+        positions = patch_positions((height // side, width // side), merge)
+        inputs.append({PIXELS: patches, "patch_positions": positions})
+    return CutImages(inputs)
 
 
 def checked_sizes(sizes: Numbers, images: int) -> list[Sides]:
