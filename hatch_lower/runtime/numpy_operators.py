@@ -1,4 +1,4 @@
-"""ATen operators that a plan may call on NumPy arrays: views, copies, sizes, assertions, conversions to floats.
+"""ATen operators that a plan may call on NumPy arrays: views, copies, sizes, assertions, conversions, `gather`.
 
 Each function has the parameters of its ATen overload, with the same order, names and meaning. A memory format is the
 plan's `Special`. Arguments that torch refuses raise the same classes of errors as in torch.
@@ -143,6 +143,21 @@ def to_copy(self: Array, *, dtype: np.dtype[Any], memory_format: Special | None 
     return copy
 
 
+def gather(self: Array, dim: int, index: Array, *, sparse_grad: bool = False) -> Array:
+    if index.dtype.kind != "i" or self.ndim != index.ndim:
+        raise RuntimeError(f"an index of {index.dtype} with {index.ndim} dimensions for {self.ndim}")
+    dim = normalize_dimension(self, dim)
+    if not self.ndim:
+        return gather(self[None], 0, index[None])[0, ...]
+    if any(own < wanted for axis, (own, wanted) in enumerate(zip(self.shape, index.shape, strict=True)) if axis != dim):
+        raise RuntimeError(f"an index of the sizes {index.shape} for {self.shape}")
+    if index.size and not (index.min() >= 0 and index.max() < self.shape[dim]):  # NumPy would count from the end
+        raise RuntimeError(f"an index between {index.min()} and {index.max()} for {self.shape[dim]} elements")
+    read = self[tuple(slice(None) if axis == dim else slice(size) for axis, size in enumerate(index.shape))]
+    found: Array = np.take_along_axis(read, index, dim)
+    return found
+
+
 def full(size: Sequence[int], fill_value: object, *, dtype: np.dtype[Any], **_: object) -> Array:
     return np.full(tuple(size), fill_value, dtype)
 
@@ -269,6 +284,7 @@ NUMPY_OPERATORS: Mapping[str, ArrayOperator] = MappingProxyType(
         "aten._unsafe_view.default": ArrayOperator(view, may_alias=True),
         "aten.clone.default": ArrayOperator(clone),
         "aten.full.default": ArrayOperator(full),
+        "aten.gather.default": ArrayOperator(gather),
         "aten.lift_fresh.default": ArrayOperator(alias, may_alias=True),
         "aten.lift_fresh_copy.default": ArrayOperator(copied(alias)),
         "aten.reshape.default": ArrayOperator(reshape, may_alias=True),
@@ -286,7 +302,7 @@ CONVERSION = "aten._to_copy.default"
 # NumPy rounds conversions to other dtypes otherwise than torch, or has no such dtype
 RESULTS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        CONVERSION: frozenset({"float32", "float64"}),
+        CONVERSION: frozenset({"bool", "float32", "float64"}),
         "aten.full.default": frozenset({"bool", "float32", "float64", "int32", "int64"}),
     }
 )

@@ -82,8 +82,9 @@ CASES: dict[str, tuple[tuple[Any, ...], ...]] = {
 KEYWORDS: dict[str, tuple[dict[str, Special], ...]] = {
     "clone": ({}, {"memory_format": PRESERVED}, {"memory_format": CONTIGUOUS}, {"memory_format": LAST}),
 }
+OWN_TESTS = {*RESULTS, "aten.gather.default"}
 OF_TENSORS = sorted(
-    name for name in NUMPY_OPERATORS if "_scalar." not in name and "constrain" not in name and name not in RESULTS
+    name for name in NUMPY_OPERATORS if "_scalar." not in name and "constrain" not in name and name not in OWN_TESTS
 )
 
 
@@ -151,7 +152,7 @@ def test_an_operator_means_on_numpy_what_torch_means(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"])
 @pytest.mark.parametrize("wanted", sorted(RESULTS["aten._to_copy.default"]))
-def test_numbers_become_floats_as_torch_converts_them(dtype: str, wanted: str) -> None:
+def test_numbers_are_converted_as_torch_converts_them(dtype: str, wanted: str) -> None:
     convert = NUMPY_OPERATORS["aten._to_copy.default"].function
     kind = getattr(torch, dtype)
     limits = torch.iinfo(kind) if not (kind.is_floating_point or kind == torch.bool) else None
@@ -170,6 +171,33 @@ def test_numbers_become_floats_as_torch_converts_them(dtype: str, wanted: str) -
         if found.size:
             assert [step for step, size in zip(found.strides, found.shape, strict=True) if size > 1] == steps
         assert not np.may_share_memory(found, tensor.numpy())
+
+
+@pytest.mark.parametrize(
+    ("dim", "index"),
+    [
+        *((0, [[0, 2, 1, 1]]), (0, [[0, 2], [1, 1]]), (-1, [[3, 3, 0, 1, 2]]), (1, [[0], [2], [1]])),
+        *((1, [[], [], []]), (1, [[-1]]), (1, [[4]]), (0, [[3]]), (0, [0, 1]), (2, [[0]]), (0, [[0] * 5])),
+        *((1, [[0]] * 4), (0, [[0.0]]), (0, [[True]])),
+    ],
+)
+def test_an_index_reads_on_numpy_what_it_reads_on_torch(dim: int, index: list[Any]) -> None:
+    places = torch.tensor(index) if index != [[], [], []] else torch.zeros(3, 0, dtype=torch.int64)
+    read = NUMPY_OPERATORS["aten.gather.default"].function
+    for tensor in (torch.arange(12.0).view(3, 4), torch.arange(12.0).view(4, 3).t(), torch.arange(4.0).expand(3, 4)):
+        try:
+            expected = torch.ops.aten.gather.default(tensor, dim, places)
+        except (RuntimeError, IndexError):
+            with pytest.raises((RuntimeError, IndexError)):
+                read(tensor.numpy(), dim, places.numpy())
+            continue
+        found = read(tensor.numpy(), dim, places.numpy())
+        np.testing.assert_array_equal(found, expected.numpy(), strict=True)
+        assert found.flags.c_contiguous
+        assert expected.is_contiguous()
+    number = torch.tensor(3.0)
+    expected = torch.ops.aten.gather.default(number, 0, torch.tensor(0))
+    np.testing.assert_array_equal(read(number.numpy(), 0, np.array(0)), expected.numpy(), strict=True)
 
 
 @pytest.mark.parametrize("dtype", sorted(RESULTS["aten.full.default"]))

@@ -52,12 +52,12 @@ def test_views_and_arithmetic_on_sizes_need_no_torch() -> None:
     assert reasons(method([TABLE], steps, v(4))) == []
 
 
-def test_conversions_to_floats_need_no_torch_except_of_dtypes_that_numpy_lacks() -> None:
+def test_conversions_need_no_torch_except_of_dtypes_that_numpy_lacks() -> None:
     def converted(given: str, dtype: str) -> list[tuple[str, str]]:
         steps = [op("aten._to_copy.default", v(0), dtype={"dtype": dtype}, out=1)]
         return reasons(method([tensor_input(2, dtype=given)], steps, v(1)))
 
-    assert converted("int64", "float32") == []
+    assert converted("int64", "float32") == converted("int64", "bool") == []
     needs_torch = [("0", "`aten._to_copy.default`")]
     assert converted("int64", "float16") == converted("float32", "int64") == needs_torch
     assert converted("bfloat16", "float32") == converted("float8_e4m3fn", "float32") == needs_torch
