@@ -39,7 +39,7 @@ def draws(node: torch.fx.Node) -> bool:
 
 def eager_factory(model: CapturedModel, method: CapturedMethod) -> Callable[[], Callable[..., object]]:
     """Return a factory of eager methods, each bound to a fresh copy of the module that shares unchanged parameters."""
-    module = model.eager if model.eager is not None else method.program.module()
+    module = model.eager if model.eager is not None else program_module(model, method.program)
     attribute = model.attributes.get(method.name, "forward") if model.eager is not None else "forward"
     shared = unchanged_parameters(module, [method.program])
 
@@ -58,7 +58,7 @@ def eager_modules(model: CapturedModel) -> dict[str, tuple[torch.nn.Module, str]
     if model.eager is not None:
         copied = copied_module(model.name, model.eager, unchanged_parameters(model.eager, programs.values()))
         return {name: (copied, model.attributes.get(name, "forward")) for name in programs}
-    modules = [program.module() for program in programs.values()]
+    modules = [program_module(model, program) for program in programs.values()]
     shared: dict[int, object] = {}
     changed: set[int] = set()
     for module, program in zip(modules, programs.values(), strict=True):
@@ -68,6 +68,16 @@ def eager_modules(model: CapturedModel) -> dict[str, tuple[torch.nn.Module, str]
     shared = {key: tensor for key, tensor in shared.items() if key not in changed}
     copies = copied_module(model.name, torch.nn.ModuleList(modules), shared)
     return {name: (module, "forward") for name, module in zip(programs, copies.children(), strict=True)}
+
+
+def program_module(model: CapturedModel, program: ExportedProgram) -> torch.nn.Module:
+    """Return the module of a program, for a ready program with the program's own guards.
+
+    The user's module has no guards, and torch's lower limits of sums of sizes are too high: a converted method is
+    compared at the sizes at which the module would be.
+    """
+    converted = bool(model.attributes)
+    return program.module(check_guards=not converted)
 
 
 def copied_module(model: str, module: torch.nn.Module, shared: Mapping[int, object]) -> torch.nn.Module:

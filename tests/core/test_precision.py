@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import CaptureError, SampleError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
+from hatch_lower.pipeline.eager import eager_factory, eager_modules
 from hatch_lower.pipeline.precision.again import export_module
 from hatch_lower.pipeline.precision.convert import Conversion, calibration_cases
 from hatch_lower.pipeline.precision.halves import in_half
@@ -268,10 +270,16 @@ class Joined(nn.Module):
 def test_a_size_may_depend_on_several_sizes() -> None:
     tokens, past = (Dim(name, min=1, max=64) for name in ("tokens", "past"))
     inputs = torch.randn(2, 3), torch.randn(2, 5), torch.randn(2, 8)
-    before = method(captured(Joined(), ({1: tokens}, {1: past}, {1: Dim.AUTO}), *inputs))
+    model = captured(Joined(), ({1: tokens}, {1: past}, {1: Dim.AUTO}), *inputs)
+    before = method(model)
     after = export_module(before, before.program.module())
     assert sorted(after.dimensions.values()) == sorted(before.dimensions.values()) == ["past", "tokens"]
     assert after.program.module()(torch.ones(2, 1), torch.ones(2, 64), torch.ones(2, 65)).shape == (2, 65)
+    # torch's guard on the sum begins at 4, although the program computes sums from 2 on
+    again = replace(model, methods=(after,), eager=None)
+    smallest = torch.ones(2, 1), torch.ones(2, 1), torch.ones(2, 2)
+    assert eager_factory(again, after)()(*smallest).shape == (2, 2)
+    assert eager_modules(again)["forward"][0](*smallest).shape == (2, 2)
 
 
 def converted(model: CapturedModel, precision: Any, backend: str = "onnxruntime", kept: tuple[str, ...] = ()) -> Any:
