@@ -62,6 +62,8 @@ def test_a_taken_name_gets_a_number() -> None:
     [
         ("openvino", "x86-64-v4", 2, ["openvino-1-thread"]),
         ("openvino", "x86-64-v4", 1, []),
+        ("executorch", "x86-64-v4", 2, ["executorch-1-thread", "executorch-portable-operators"]),
+        ("executorch", "x86-64-v4", 1, ["executorch-portable-operators"]),
         ("aoti", "x86-64-v3", 2, ["aoti-no-prepack-weights"]),
         ("aoti", "aarch64", 2, ["aoti-prepack-weights"]),
         ("aoti", "x86-64-v4-vnni", 2, NEWER),

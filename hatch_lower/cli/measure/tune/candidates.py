@@ -23,6 +23,7 @@ PORTABLE = "portable"
 # engines with an option for their own number of threads
 THREADED = ("executorch", "onnxruntime", "openvino")
 ISA, PREPACK, THREADS = "isa", "prepack-weights", "threads"
+PORTABLE_OPERATORS = "portable-operators"  # of `executorch`: fewer partitions, slower kernels
 DEFAULT_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3")  # for machines of these levels `aoti` compiles without an option
 
 
@@ -125,8 +126,9 @@ def variants(
         # the other value than the default of the machine
         packing: Mapping[str, object] = {PREPACK: level in BASELINES}
         given = [packing, {ISA: isa}, {ISA: isa, **packing}] if newer else [packing]
-    elif choice.name in THREADED and threads > 1:
-        given = [{THREADS: 1}]
+    elif choice.name in THREADED:
+        given = [{THREADS: 1}] if threads > 1 else []
+        given = [*given, {PORTABLE_OPERATORS: True}] if choice.name == "executorch" else given
     for options in given:
         yield (BackendChoice(choice.name, options),), precision
 
