@@ -1,12 +1,14 @@
 """`generation.py FOLDER [PROMPT …]`: tokens a second of a decoder of 110 M parameters, packaged and by others.
 
-The sides are the recipes `onnxruntime`, `openvino` and `portable` of a packaged Llama with random weights, transformers
-on torch, and transformers' own export to ONNX with its runner. Each side runs in processes of its own, in turns; a row
+The sides are the recipes `onnxruntime`, `openvino`, `portable` and `int8` (`onnxruntime`) of a packaged Llama with
+random weights, transformers on torch, transformers' own exports to ONNX and OpenVINO with their runners, and
+onnxruntime-genai and openvino-genai where they are installed. Each side runs in processes of its own, in turns; a row
 has the medians. FOLDER keeps the checkpoint and the wheel. Needs `hatch-lower[transformers,onnxruntime,openvino]`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import statistics
@@ -14,7 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-SIDES = ("onnxruntime", "openvino", "portable", "eager", "exporter")
+RECIPES = ("onnxruntime", "openvino", "portable", "int8")
+OTHERS = ("eager", "exporter", "exporter-openvino")
+LIBRARIES = ("onnxruntime-genai", "openvino-genai")
 PROCESSES = 3
 TOKENS = 128
 PYPROJECT = """\
@@ -34,6 +38,7 @@ runtime-requirements = "off"
 recipes.onnxruntime.backends = ["onnxruntime"]
 recipes.openvino.backends = ["openvino"]
 recipes.portable.backends = []
+recipes.int8 = { backends = ["onnxruntime"], precision = "int8", rtol = 1, atol = 1 }
 
 [tool.hatch.build.hooks.lower.models.decoder]
 transformers = "checkpoint"
@@ -77,11 +82,13 @@ def measured(side: str, folder: Path, prompt: int) -> dict[str, float]:
 def main(folder: Path, prompts: list[int]) -> None:
     if not (folder / "site").exists():
         prepare(folder)
+    installed = [name for name in LIBRARIES if importlib.util.find_spec(name.replace("-", "_"))]
+    sides = [*RECIPES, *OTHERS, *installed]
     print("| prompt | side | first token, s | tokens a second | step, first and last 32, ms | memory, MiB |")
     print("|---|---|---|---|---|---|")
     for prompt in prompts:
-        rounds = [{side: measured(side, folder, prompt) for side in SIDES} for _ in range(PROCESSES)]
-        for side in SIDES:
+        rounds = [{side: measured(side, folder, prompt) for side in sides} for _ in range(PROCESSES)]
+        for side in sides:
             row = {name: statistics.median(each[side][name] for each in rounds) for name in rounds[0][side]}
             steps = f"{row['early']:.1f}, {row['late']:.1f}"
             print(f"| {prompt} | {side} | {row['first']:.2f} | {row['tokens']:.1f} | {steps} | {row['memory']:.0f} |")
