@@ -11,13 +11,13 @@ from hatch_lower.errors import EmptyError, SampleError, VerificationError
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.record import OutputMetrics
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
-from hatch_lower.pipeline.eager import TRAINING_HINT, eager_factory, is_training, random_operators
+from hatch_lower.pipeline.eager import TRAINING_HINT, eager_factory, is_training, random_operators, refusal_of_draws
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.generated_inputs import GeneratedInputs, InputMaker
 from hatch_lower.pipeline.module_checks import path_text
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, is_integer, why_undecided
 from hatch_lower.pipeline.rounding import Marks, Rounding, rounding_of
-from hatch_lower.pipeline.same_leaves import are_equal, is_same_tensor
+from hatch_lower.pipeline.same_leaves import are_equal, has_rounding_errors, is_same_tensor
 from hatch_lower.runtime.numbers import (
     GROSS,
     Measured,
@@ -49,6 +49,7 @@ class Verification:
 
 class MismatchError(VerificationError):
     case: InputCase | None = None  # the inputs of the call that showed the mismatch
+    is_rounding = False  # whether roundings to integers may add up to the difference
 
 
 class LeafMark:
@@ -171,7 +172,9 @@ class Sides:
                         continue
                     difference = gross
                 what = "the lowered method computes other numbers than the eager module"
-                raise self.mismatch(what, place, difference)
+                error = self.mismatch(what, place, difference)
+                error.is_rounding = tolerance.quantized and has_rounding_errors(expected_leaf, given_leaf)
+                raise error
 
     def judged_tolerance(self, place: str, expected: object, tolerance: Tolerance) -> Tolerance:
         """Return the tolerance of a gated recipe, by the greatest size of an output: constant inputs may give zeros."""
@@ -202,7 +205,7 @@ class Sides:
         names = [[f"`{name}`" for name, own in self.allowed.items() if own == text] for text in texts]
         return "; ".join(f"{', '.join(own)} {text}" for own, text in zip(names, texts, strict=True))
 
-    def mismatch(self, what: str, place: str, found: str) -> VerificationError:
+    def mismatch(self, what: str, place: str, found: str) -> MismatchError:
         # an unstable order of equal numbers is a likelier cause of a difference than an engine
         order = "" if self.case is None else why_undecided(self.new_eager(), self.case, order_alone=True)
         hint = f"{order}: make the outputs independent of that order; else {self.hint}" if order else self.hint
@@ -275,17 +278,6 @@ class Trials:
         self.generated += bool(inputs.tries) and not inputs.is_extra
         self.left_out += bool(inputs.tries) and not inputs.is_extra
         self.notes.append(f"{inputs.what}: left out ({refusal})")
-
-
-def refusal_of_draws(operators: Sequence[str], where: str, training: bool) -> VerificationError:
-    return VerificationError(
-        "the method draws random numbers, so that a comparison with the eager module is impossible",
-        where=where,
-        found=", ".join(f"`{operator}`" for operator in operators),
-        hint=TRAINING_HINT
-        if training
-        else "pass the random numbers as an input, or set `verify = false` for the recipe",
-    )
 
 
 def compare_real(sides: Sides, real: Sequence[InputCase]) -> None:

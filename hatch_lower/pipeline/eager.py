@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch.export import ExportedProgram
@@ -25,6 +25,17 @@ TRAINING_HINT = "the module is in training mode; call `module.eval()` in the ent
 
 def random_operators(program: ExportedProgram) -> list[str]:
     return sorted({str(node.target) for node in all_nodes(program.graph_module) if draws(node)})
+
+
+def refusal_of_draws(operators: Sequence[str], where: str, training: bool) -> VerificationError:
+    return VerificationError(
+        "the method draws random numbers, so that a comparison with the eager module is impossible",
+        where=where,
+        found=", ".join(f"`{operator}`" for operator in operators),
+        hint=TRAINING_HINT
+        if training
+        else "pass the random numbers as an input, or set `verify = false` for the recipe",
+    )
 
 
 def draws(node: torch.fx.Node) -> bool:

@@ -213,6 +213,8 @@ MOST_TIMES = 8  # healings of a recipe; `docs/engines.md` and `on-mismatch` name
 MOST_TOGETHER = 8  # operations that are wrong only when lowered together; a single operation is left out
 HEALING_LOWERINGS = 48  # lowered parts in a search
 
+ROUNDINGS = "the error may be a sum of roundings to integers; `hatch-lower localize` searches for an operation at fault"
+
 WRONG = "left out: the backend computed wrong numbers in this build"
 REFUSED = "left out: the backend refused the operation in this build"
 FAILED = "left out: the backend failed when the operation ran in this build"
@@ -315,6 +317,9 @@ def healed(
     if lowered is None:
         raise plain
     lowering = lowered.lowering
+    if getattr(error, "is_rounding", False):
+        plain.found = f"{plain.found}\n{ROUNDINGS}"
+        raise plain
     heals = may_heal(services.store, lowered.recipe) and lowering.healed < MOST_TIMES
     heals = heals and bool(lowered.emitted.plan.delegates)
     finding, lines = search_wrong(inputs, services, lowered, error, HEALING_LOWERINGS if heals else 0)

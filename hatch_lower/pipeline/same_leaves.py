@@ -1,9 +1,10 @@
-"""Equality of leaves in the outputs of eager and of a lowered method, apart from tolerances."""
+"""Leaves in the outputs of eager and of a lowered method: equality, and errors that roundings explain."""
 
 from __future__ import annotations
 
 import torch
 
+from hatch_lower.runtime.numbers import SPREAD, has_inexact_dtype, is_gross
 from hatch_lower.runtime.torch_private import tensors
 
 
@@ -15,3 +16,10 @@ def are_equal(first: object, second: object) -> bool:
 def is_same_tensor(expected: torch.Tensor, given: torch.Tensor) -> bool:
     """Return whether two tensors are equal without a closer look; false for tensors with NaN or numbers of 8 bits."""
     return expected.element_size() > 1 and torch.equal(expected, given)
+
+
+def has_rounding_errors(expected: object, given: object) -> bool:
+    if not isinstance(expected, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return False
+    alike = expected.dtype == given.dtype and expected.shape == given.shape and has_inexact_dtype(expected)
+    return alike and not is_gross(expected, given, 0.0, SPREAD)

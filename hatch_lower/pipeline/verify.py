@@ -51,6 +51,8 @@ class MethodError(VerificationError):
         self.recipe = recipe.name
         self.method = method
         self.case: InputCase | None = getattr(error, "case", None)
+        # no operation of a quantized recipe is at fault where many roundings add up
+        self.is_rounding = recipe.precision == "int8" and getattr(error, "is_rounding", False)
 
 
 class UncomparableError(VerificationError):

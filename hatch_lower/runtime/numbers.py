@@ -31,6 +31,7 @@ STEPS = 127  # quantization steps from 0 to the greatest magnitude, with 8 bits
 MOST = 2  # allowed error in steps; more than 1, because the tensor may not fill the range that the step was chosen for
 MEAN = 1 / 4  # allowed average error in steps
 GROSS = 1 / 2  # share of the root mean square of eager's numbers; a metric allows no larger errors
+SPREAD = 1 / 10  # share of the root mean square of eager's numbers that many roundings to integers may add up to
 JUDGED = f", or a root mean square of the errors of {GROSS:g} of that of eager's numbers"
 QUANTIZED = f", or {MOST}/{STEPS} of the greatest magnitude and {MEAN:g}/{STEPS} on average"
 
@@ -84,8 +85,8 @@ def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
     return wrong
 
 
-def is_gross(expected: Array, given: Array, atol: float) -> bool:
-    """Return whether the errors of an array are about as large as the numbers, or other places are finite."""
+def is_gross(expected: Array, given: Array, atol: float, share: float = GROSS) -> bool:
+    """Return whether the errors are larger than a share of the numbers (root mean squares), or other places finite."""
     one, other = widest(expected), widest(given)
     library = library_of(one)
     with silence_numpy(library):
@@ -94,7 +95,7 @@ def is_gross(expected: Array, given: Array, atol: float) -> bool:
         if not (same | finite).all():
             return True
         error = root_mean_square((one - other)[finite])
-    return error > max(GROSS * root_mean_square(one), atol)
+    return error > max(share * root_mean_square(one), atol)
 
 
 def root_mean_square(array: Array) -> float:

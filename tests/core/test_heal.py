@@ -19,7 +19,7 @@ from hatch_lower.errors import BackendError, VerificationError
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.manifest import LeftOut
 from hatch_lower.format.record import ModelReport
-from hatch_lower.pipeline.heal import FAILED, MOST_TIMES, REFUSED, WRONG
+from hatch_lower.pipeline.heal import FAILED, MOST_TIMES, REFUSED, ROUNDINGS, WRONG
 from hatch_lower.pipeline.lower_model import make_recipes, start_build
 
 pytestmark = pytest.mark.torch
@@ -97,6 +97,25 @@ def test_an_operation_that_is_left_out_has_its_reason_in_the_debug_map(shop: Wor
     assert debug.handles[node.handle].source == SINE
     (row,) = report.rows
     assert (row.nodes - row.delegated, row.partitions) == (1, 2)
+
+
+@pytest.mark.parametrize(("part", "searched"), [("0.02", False), ("1.0", True)])
+def test_no_operation_is_searched_for_where_roundings_to_integers_may_add_up(
+    shop: Workshop, part: str, searched: bool
+) -> None:
+    pytest.importorskip("torchao")
+    source = SOURCE.replace("Linear(4, 4)", "Linear(64, 64)").replace("reshape(3, 4)", "reshape(3, 64)")
+    source = source.replace("(-1, 1, 12)", "(-1, 1, 192)").replace("torch.cos(other)", f"torch.cos(other) * {part}")
+    settings = settings_of(recipe(precision="int8"))
+    with faulty(wrong=("cos",)):
+        if searched:
+            report, _ = build(shop, settings, source)
+            assert left_out(report) == [("faulty", "aten.cos.default", WRONG)]
+        else:
+            with pytest.raises(VerificationError) as raised:
+                build(shop, settings, source)
+            assert (raised.value.found or "").endswith(ROUNDINGS)
+            assert "give the model a `metric`" in (raised.value.hint or "")
 
 
 def test_each_of_two_wrong_operations_is_left_out(shop: Workshop) -> None:
