@@ -33,6 +33,9 @@ recipe_option = click.option("--recipe", help="The recipe. Default: the first in
 root_option = click.option(
     "--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder."
 )
+trust_config_option = click.option(
+    "--trust-config", type=FILE, help="The trust configuration of a Sigstore instance. Default: the public instance."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 
 

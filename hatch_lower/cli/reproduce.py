@@ -6,15 +6,16 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
 from hatch_lower.canonical import sha256_file
-from hatch_lower.cli.arguments import FILE, FOLDER, OUTPUT, json_option
+from hatch_lower.cli.arguments import FILE, FOLDER, OUTPUT, json_option, trust_config_option
 from hatch_lower.cli.output import count, show, show_report, write_output_file
 from hatch_lower.driver.reproduce.attestation import (
     Source,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hatch_lower.driver.diff.difference import Difference
     from hatch_lower.driver.reproduce.rebuild import Rebuilt
 
+Signer: TypeAlias = Callable[[bytes], bytes]
 LOG = "build.log"
 DIFFOSCOPE = "diffoscope.txt"
 SHOWN = 5  # differences of a file in the text output
@@ -49,7 +51,12 @@ SHOWN = 5  # differences of a file in the text output
 )
 @click.option("--attest", type=OUTPUT, help="Write an in-toto statement of equal bytes into this file.")
 @click.option("--key", type=FILE, help="Sign the statement with this private key: PEM, Ed25519 or ECDSA over P-256.")
-@click.option("--builder", help="The builder's URI in the statement. Default: the digest of the key.")
+@click.option("--sigstore", is_flag=True, help="Sign the statement by the CI job's identity, as a Sigstore bundle.")
+@click.option(
+    "--identity-token", type=FILE, help="Sign by the identity token in this file. Default: the token of the CI's job."
+)
+@trust_config_option
+@click.option("--builder", help="The builder's URI in the statement. Default: the digest of the key, or the identity.")
 @json_option
 @click.pass_context
 def reproduce(
@@ -60,6 +67,9 @@ def reproduce(
     keep: Path | None,
     attest: Path | None,
     key: Path | None,
+    sigstore: bool,
+    identity_token: Path | None,
+    trust_config: Path | None,
     builder: str | None,
     as_json: bool,
 ) -> None:
@@ -71,9 +81,16 @@ def reproduce(
     """
     if project is not None and sdist is not None:
         raise click.UsageError("`--project` and `--sdist` exclude each other.")
-    if attest is None and (key is not None or builder is not None):
-        raise click.UsageError("`--key` and `--builder` are for `--attest`.")
-    attestation = None if attest is None else prepare_attestation(attest, key, builder, project, sdist, wheel)
+    if attest is None and (sigstore or key is not None or builder is not None):
+        raise click.UsageError("`--key`, `--sigstore` and `--builder` are for `--attest`.")
+    if sigstore and key is not None:
+        raise click.UsageError("`--key` and `--sigstore` exclude each other.")
+    if not sigstore and (identity_token is not None or trust_config is not None):
+        raise click.UsageError("`--identity-token` and `--trust-config` are for `--sigstore`.")
+    attestation = None
+    if attest is not None:
+        signer, name = choose_signer(key, sigstore, identity_token, trust_config)
+        attestation = prepare_attestation(attest, signer, builder or name, project, sdist, wheel)
     from hatch_lower.driver.diff.wheels import compare_wheels
     from hatch_lower.driver.reproduce.rebuild import rebuilt
 
@@ -107,28 +124,42 @@ class Attestation(Frozen):
     """The attestation that is written if all bytes are equal."""
 
     path: Path
-    key: Any  # the private key; `None` for a statement that another program signs
+    signer: Signer
     builder: str
     source: Source | None
 
     def write(self, wheel: Path, sha256: str, varied: Iterable[str]) -> None:
-        statement = statement_of(wheel, sha256, self.source, self.builder, varied)
-        data = statement if self.key is None else sign(statement, self.key)
+        data = self.signer(statement_of(wheel, sha256, self.source, self.builder, varied))
         write_output_file(self.path, data.decode(), "attestation")
 
 
+def choose_signer(
+    key: Path | None, sigstore: bool, identity_token: Path | None, trust_config: Path | None
+) -> tuple[Signer, str]:
+    """Return the function that signs a statement, and the default for the builder's URI, which may be empty."""
+    if sigstore:
+        from hatch_lower.driver.reproduce.keyless import keyless_signer
+
+        keyless = keyless_signer(identity_token, trust_config)
+        return keyless.sign, keyless.builder
+    if key is not None:
+        private = read_key_file(key, private=True)
+        return partial(sign, private=private), f"urn:hatch-lower:key:{key_name(private.public_key())}"
+    return bytes, ""  # another program signs the bare statement
+
+
 def prepare_attestation(
-    path: Path, key: Path | None, builder: str | None, project: Path | None, sdist: Path | None, wheel: Path
+    path: Path, signer: Signer, builder: str, project: Path | None, sdist: Path | None, wheel: Path
 ) -> Attestation:
     """Read what an attestation needs before the build: the build takes minutes, and meanwhile sources may change."""
-    private = None if key is None else read_key_file(key, private=True)
-    name = builder or ("" if private is None else f"urn:hatch-lower:key:{key_name(private.public_key())}")
-    if not name:
-        raise click.UsageError("`--attest` needs `--key`, or `--builder` for a statement that another program signs.")
+    if not builder:
+        raise click.UsageError(
+            "`--attest` needs `--key` or `--sigstore`, or `--builder` for a statement that another program signs."
+        )
     if not path.parent.is_dir():
         raise PackageError("the attestation cannot be written", where=str(path), found="no such folder")
     source = source_of_project(project or Path(), wheel) if sdist is None else source_of_sdist(sdist)
-    return Attestation(path, private, name, source)
+    return Attestation(path, signer, builder, source)
 
 
 def prepare(keep: Path, wheel: Path) -> Path:

@@ -166,6 +166,20 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     assert "error: the file is no attestation of `hatch-lower reproduce`" in done.output
 
 
+def test_a_bundle_and_an_envelope_name_each_others_option(tmp_path: Path) -> None:
+    path, wheel, public = attested(tmp_path)
+    identity = ["verify-attestation", str(path), str(wheel), "--identity", "a@example.org", "--issuer", BUILDER]
+    output = CliRunner().invoke(main, identity).output
+    assert "error: the attestation is signed by a key, and not by an identity" in output
+    assert "found: an envelope with the payload type 'application/vnd.in-toto+json'" in output
+    assert "to do: name the builder's public key with `--key`" in output
+    path.write_text('{"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json"}')
+    output = verify(path, wheel, public).output
+    assert "error: the attestation is signed by an identity, and not by a key" in output
+    assert "found: a Sigstore bundle: application/vnd.dev.sigstore.bundle.v0.3+json" in output
+    assert "to do: name the signer with `--identity` and `--issuer`" in output
+
+
 @pytest.mark.parametrize("other", ["AAAA", "!!", "é", None])
 def test_a_signature_that_is_none_does_not_hide_the_others(tmp_path: Path, other: str | None) -> None:
     path, wheel, public = attested(tmp_path)
@@ -268,7 +282,8 @@ def test_a_folder_that_is_missing_is_said_before_the_build(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "found"), [(["--key"], "are for `--attest`"), (["--attest"], "`--attest` needs `--key`")]
+    ("options", "found"),
+    [(["--key"], "are for `--attest`"), (["--attest"], "`--attest` needs `--key` or `--sigstore`")],
 )
 def test_options_that_belong_together_are_asked_for(tmp_path: Path, options: list[str], found: str) -> None:
     private, _ = key_files(tmp_path)

@@ -48,6 +48,8 @@ def needed(page: str) -> Iterator[tuple[str, str]]:
         yield from ((name, step.command) for name in re.findall(r"--backend (\w+)", step.command) if name in ENGINES)
         if "hatch-lower init --transformers" in step.command:
             yield "transformers", step.command
+        if re.search(r" --(?:sigstore|identity)\b", step.command):
+            yield "sigstore", step.command
         if re.search(r"(?:^| )hatch build\b", step.command):
             yield "hatch", step.command
         if "HATCH_LOWER_REMOTE_CACHE" in step.command:

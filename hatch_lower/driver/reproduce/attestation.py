@@ -1,7 +1,7 @@
 """Attestations that an independent build gave the bytes of a wheel: in-toto statements in signed DSSE envelopes.
 
 Sources: the in-toto Attestation Framework, Statement 1; SLSA Provenance 1; DSSE 1. Keys are PEM files of Ed25519 or of
-ECDSA over P-256.
+ECDSA over P-256. Signatures by identities are in `keyless.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower import __version__
-from hatch_lower.canonical import canonical_json, sha256_bytes, sha256_file
+from hatch_lower.canonical import canonical_json, open_file, sha256_bytes, sha256_file
 from hatch_lower.errors import ConfigError, PackageError, ProgramError
 from hatch_lower.format.codec import Damage, json_value
 from hatch_lower.frozen import Frozen
@@ -22,6 +22,7 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 BUILD_TYPE = "urn:hatch-lower:reproduce:1"
+BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle"
 MOST = 1 << 20  # bytes of an attestation
 
 
@@ -39,6 +40,7 @@ class Attested(Frozen):
     sha256: str
     builder: str
     source: str  # name and digest; empty if the build was from a folder without a commit
+    identity: str  # of the signer; empty if a key has signed
 
 
 def statement_of(wheel: Path, sha256: str, source: Source | None, builder: str, varied: Iterable[str]) -> bytes:
@@ -97,6 +99,13 @@ def verify(envelope: bytes, key: Path, where: str) -> Attested:
     """
     public = read_key_file(key, private=False)
     value = object_in(envelope, where)
+    if bundle_type(value):
+        raise ProgramError(
+            "the attestation is signed by an identity, and not by a key",
+            where=where,
+            found=f"a Sigstore bundle: {bundle_type(value):.80}",
+            hint="name the signer with `--identity` and `--issuer`",
+        )
     signatures = value.get("signatures")
     statement = decoded_base64(value.get("payload"))
     if statement is None:
@@ -116,7 +125,13 @@ def verify(envelope: bytes, key: Path, where: str) -> Attested:
     return attested_in(object_in(statement, where), where)
 
 
-def attested_in(statement: Mapping[str, Any], where: str) -> Attested:
+def bundle_type(value: Mapping[str, Any]) -> str:
+    """Return the media type of a Sigstore bundle; an empty text for any other object."""
+    kind = value.get("mediaType")
+    return kind if isinstance(kind, str) and kind.startswith(BUNDLE_TYPE) else ""
+
+
+def attested_in(statement: Mapping[str, Any], where: str, identity: str = "") -> Attested:
     try:
         (subject,) = statement["subject"]
         definition = statement["predicate"]["buildDefinition"]
@@ -127,7 +142,7 @@ def attested_in(statement: Mapping[str, Any], where: str) -> Attested:
             for each in definition["resolvedDependencies"]
             for kind, digest in each["digest"].items()
         ]
-        found = Attested(subject["name"], subject["digest"]["sha256"], builder, ", ".join(sources))
+        found = Attested(subject["name"], subject["digest"]["sha256"], builder, ", ".join(sources), identity)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise no_attestation(where, f"{type(error).__name__}: {error}") from error
     if types != (STATEMENT_TYPE, PREDICATE_TYPE, BUILD_TYPE) or not all(
@@ -144,6 +159,15 @@ def no_attestation(where: str, found: str) -> ProgramError:
         found=found,
         hint="name the file that `hatch-lower reproduce --attest` wrote",
     )
+
+
+def read_attestation(path: Path) -> bytes:
+    """Return the bytes of an attestation, or the first bytes of a file that is too large for an attestation."""
+    try:
+        with open_file(path) as file:
+            return file.read(MOST + 1)
+    except OSError as error:
+        raise no_attestation(str(path), error.strerror or str(error)) from error
 
 
 def object_in(data: bytes, where: str) -> Mapping[str, Any]:
