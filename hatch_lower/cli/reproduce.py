@@ -19,6 +19,7 @@ from hatch_lower.cli.arguments import FILE, FOLDER, OUTPUT, json_option, trust_c
 from hatch_lower.cli.output import count, show, show_report, write_output_file
 from hatch_lower.driver.reproduce.attestation import (
     Source,
+    checked_builder,
     key_name,
     read_key_file,
     sign,
@@ -89,8 +90,9 @@ def reproduce(
         raise click.UsageError("`--identity-token` and `--trust-config` are for `--sigstore`.")
     attestation = None
     if attest is not None:
+        given = None if builder is None else checked_builder(builder)
         signer, name = choose_signer(key, sigstore, identity_token, trust_config)
-        attestation = prepare_attestation(attest, signer, builder or name, project, sdist, wheel)
+        attestation = prepare_attestation(attest, signer, given or name, project, sdist, wheel)
     from hatch_lower.driver.diff.wheels import compare_wheels
     from hatch_lower.driver.reproduce.rebuild import rebuilt
 

@@ -29,7 +29,14 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.cli.output import write_output_file
 from hatch_lower.driver.reproduce import rebuild
-from hatch_lower.driver.reproduce.attestation import Source, read_key_file, sign, source_of_project, statement_of
+from hatch_lower.driver.reproduce.attestation import (
+    Source,
+    checked_builder,
+    read_key_file,
+    sign,
+    source_of_project,
+    statement_of,
+)
 from hatch_lower.errors import PackageError
 
 PROJECT = """\
@@ -289,6 +296,26 @@ def test_options_that_belong_together_are_asked_for(tmp_path: Path, options: lis
     private, _ = key_files(tmp_path)
     done = reproduce(wheel_at(tmp_path), *options, private)
     assert (done.exit_code, found in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "builder",
+    ["", "our builder", "example.org/builder", "//example.org", "https:", "1a:b", "https://a b", "urn:é", "urn:%zz"],
+)
+def test_a_builder_that_is_no_absolute_uri_is_refused_before_the_build(tmp_path: Path, builder: str) -> None:
+    done = reproduce(wheel_at(tmp_path), "--attest", tmp_path / "a.json", "--builder", builder)
+    assert done.exit_code == 1
+    assert "error: the builder's name is no absolute URI\n  where: --builder\n" in done.output
+    assert f"found: `{builder}`" in done.output
+    assert "building" not in done.output
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [BUILDER, "urn:example:builder", "mailto:a@example.org", "https://example.org/b%20c?d=[::1]#e@refs/heads/main"],
+)
+def test_a_builder_may_be_any_absolute_uri(builder: str) -> None:
+    assert checked_builder(builder) == builder
 
 
 def test_the_commit_of_an_unchanged_project_is_the_source(tmp_path: Path) -> None:

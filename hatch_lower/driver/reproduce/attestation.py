@@ -7,6 +7,7 @@ ECDSA over P-256. Signatures by identities are in `keyless.py`.
 from __future__ import annotations
 
 import base64
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 BUILD_TYPE = "urn:hatch-lower:reproduce:1"
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle"
 MOST = 1 << 20  # bytes of an attestation
+# of RFC 3986: a scheme, and characters that a URI has
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+")
 
 
 class Source(Frozen):
@@ -83,6 +86,17 @@ def source_of_project(project: Path, wheel: Path) -> Source | None:
 
 def source_of_sdist(sdist: Path) -> Source:
     return Source(sdist.name, {"sha256": sha256_file(sdist)})
+
+
+def checked_builder(builder: str) -> str:
+    if URI.fullmatch(builder) is None:
+        raise ConfigError(
+            "the builder's name is no absolute URI",
+            where="--builder",
+            found=f"`{builder:.200}`",
+            hint="name a page of the builder, as `https://example.org/builder`, or a URN, as `urn:example:builder`",
+        )
+    return builder
 
 
 def sign(statement: bytes, private: Any) -> bytes:
