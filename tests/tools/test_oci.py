@@ -195,6 +195,15 @@ def test_a_layout_is_locked_while_an_artifact_is_added(tmp_path: Path, monkeypat
     assert done.exit_code == 0, done.output
 
 
+def test_parts_that_a_killed_writer_has_left_are_removed(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    layout, _ = packed(tmp_path)
+    before = files_below(layout)
+    (layout / "blobs/sha256/.part-0123456789abcdef").write_bytes(b"half a blob")
+    assert run("oci", wheel_of(tmp_path), "--to", layout).exit_code == 0
+    assert files_below(layout) == before
+
+
 def test_two_writers_of_a_layout_do_not_mix_their_bytes(tmp_path: Path) -> None:
     one, two = BlobWriter(tmp_path), BlobWriter(tmp_path)
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.cache.locks import hold
+from hatch_lower.cache.locks import hold, remove_abandoned
 from hatch_lower.canonical import canonical_json, is_file_of, open_file
 from hatch_lower.errors import PackageError, ProgramError, nearest
 from hatch_lower.format.codec import Damage, json_value
@@ -30,6 +30,7 @@ from hatch_lower.frozen import Frozen
 
 VERSION_FILE, VERSION = "oci-layout", {"imageLayoutVersion": "1.0.0"}
 INDEX_FILE, BLOBS = "index.json", "blobs/sha256"
+PART = ".part-"  # before the name of an unfinished blob
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 TAG = "org.opencontainers.image.ref.name"
@@ -59,7 +60,7 @@ class BlobWriter:
         self._folder = layout / BLOBS
         self._folder.mkdir(parents=True, exist_ok=True)
         # a name of its own: where locks are not available, another process may write at the same time
-        self._part = self._folder / f".part-{secrets.token_hex(8)}"
+        self._part = self._folder / f"{PART}{secrets.token_hex(8)}"
         self._new = [self._part]
 
     def write(self, kind: str, pieces: Iterable[bytes], annotations: Mapping[str, str]) -> Descriptor:
@@ -93,6 +94,14 @@ def other_writers_waiting(layout: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def remove_unfinished_blobs(layout: Path) -> None:
+    """Remove the parts of blobs that killed processes have left; the caller lets other writers wait.
+
+    A living writer with such a part has the layout to itself. Where locks are not available, nothing is removed.
+    """
+    remove_abandoned(layout / BLOBS, f"{PART}*")
 
 
 def is_layout(folder: Path) -> bool:

@@ -25,6 +25,7 @@ from hatch_lower.driver.oci.layout import (
     is_layout,
     other_writers_waiting,
     read_layout_index,
+    remove_unfinished_blobs,
 )
 from hatch_lower.driver.opened_wheel import OpenedWheel, open_wheel
 from hatch_lower.driver.signals import ending_on_signals
@@ -104,6 +105,7 @@ def layout_opened(layout: Path) -> Iterator[Path]:
         return
     try:
         with ending_on_signals(), other_writers_waiting(layout):
+            remove_unfinished_blobs(layout)
             yield layout
     except OSError as error:
         raise refused_error(error, str(layout)) or ProcessError(
