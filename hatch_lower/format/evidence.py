@@ -171,7 +171,8 @@ def write_evidence(evidence: Evidence) -> bytes:
 
 def rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        short = float(f"{value:.{DIGITS}g}")
+        return short if math.isfinite(short) else value
     if isinstance(value, list):
         return [rounded(item) for item in value]
     return {key: rounded(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ def test_reading_written_evidence_gives_equal_evidence() -> None:
 def test_written_numbers_have_four_digits() -> None:
     measured = replace(MEASUREMENT, load_seconds=0.123456789)
     assert read_evidence(write_evidence(Evidence((measured,))), "f").measurements[0].load_seconds == 0.1235
+
+
+def test_the_greatest_number_stays_a_number() -> None:
+    measured = replace(MEASUREMENT, load_seconds=sys.float_info.max)
+    assert read_evidence(write_evidence(Evidence((measured,))), "f").measurements[0].load_seconds == sys.float_info.max
 
 
 def test_calls_join_to_their_geometric_mean() -> None:

@@ -106,8 +106,9 @@ def test_a_project_without_the_chosen_recipe_is_refused(evidence: Evidence) -> N
     assert error.value.found == "`onnxruntime`; the project has `default`"
 
 
-def test_settings_that_are_no_recipe_are_refused(evidence: Evidence) -> None:
-    damaged = [replace(each, settings={"backends": ["x"]}) for each in evidence.measurements]
+@pytest.mark.parametrize("settings", [{"backends": ["x"]}, {"backends": [], "precision": "int3"}])
+def test_settings_that_are_no_recipe_are_refused(evidence: Evidence, settings: dict[str, Any]) -> None:
+    damaged = [replace(each, settings=settings) for each in evidence.measurements]
     with pytest.raises(ConfigError, match="settings that are no recipe"):
         checked(evidence.with_model(evidence.choices[0], damaged), ScriptedBench())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import get_args
 
 from hatch_lower.cli.measure.command import Tell
 from hatch_lower.cli.measure.figures import FEWEST, Interval
@@ -20,7 +21,7 @@ from hatch_lower.cli.measure.tune.choose import (
 from hatch_lower.cli.measure.tune.race import SLOW_ONCE, Race, Stopwatch, exactly
 from hatch_lower.cli.output import count
 from hatch_lower.config.settings import Recipe
-from hatch_lower.config.tables import BackendChoice
+from hatch_lower.config.tables import BackendChoice, Precision
 from hatch_lower.errors import ConfigError, ProgramError
 from hatch_lower.format.evidence import EVIDENCE_FILE, Evidence, Measurement, TunedChoice
 from hatch_lower.frozen import Frozen
@@ -82,16 +83,18 @@ def candidates_of(wanted: Wanted, measured: list[Measurement]) -> Iterator[Tuned
 
 def recipe_of(measured: Measurement, template: Recipe) -> Recipe:
     given = measured.settings
+    precision = given.get("precision", "float32")
     try:
+        if precision not in get_args(Precision):
+            raise ValueError
         backends = tuple(BackendChoice(str(each["name"]), dict(each.get("options", {}))) for each in given["backends"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             "the file of measured times has settings that are no recipe",
             where=f"{EVIDENCE_FILE}, `{measured.recipe}`",
-            found=str(given),
+            found=f"{given!r:.200}",
             hint=AGAIN,
         ) from error
-    precision = given.get("precision", "float32")
     return replace(template, name=measured.recipe, backends=backends, precision=precision, max_drop=None)
 
 
