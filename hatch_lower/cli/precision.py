@@ -12,7 +12,7 @@ import click
 
 from hatch_lower.cli.arguments import json_option, open_here, root_option
 from hatch_lower.cli.output import count, show, show_report
-from hatch_lower.cli.replaced import replace_files
+from hatch_lower.cli.replaced import replace_files, with_line_ends
 from hatch_lower.config.precision_file import FLOAT_MODULES, PRECISION_FILE
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import ConfigError, PackageError, nearest
@@ -148,7 +148,7 @@ def write_kept(path: Path, found: PrecisionFinding) -> bool:
         recipes[found.recipe] = {FLOAT_MODULES: listed}
     if not recipes:
         del document[found.model]
-    after = tomlkit.dumps(document).encode()
+    after = with_line_ends(tomlkit.dumps(document), before.decode()).encode()
     try:
         if after.strip():
             replace_files({path: after} if after != before else {})

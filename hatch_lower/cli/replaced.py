@@ -1,7 +1,8 @@
-"""Replacement of a project's own files, as wholes or not at all."""
+"""Replacement of a project's own files, as wholes or not at all, with the line ends and links of before."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
     """Replace files by new files that are complete on the disk: an interrupt leaves whole files."""
     with ExitStack() as stack:
         parts = {}
-        for path, data in contents.items():
+        for link, data in contents.items():
+            path = Path(os.path.realpath(link))
             beside = stack.enter_context(tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=path.parent))
             parts[path] = Path(beside, path.name)
             parts[path].write_bytes(data)
@@ -24,3 +26,9 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
         with uninterrupted():
             for path, part in parts.items():
                 part.replace(path)
+
+
+def with_line_ends(text: str, before: str) -> str:
+    """Return an edited text with the line ends of Windows, if the text had these alone before."""
+    is_windows = "\r\n" in before and "\n" not in before.replace("\r\n", "")
+    return text.replace("\r\n", "\n").replace("\n", "\r\n") if is_windows else text

@@ -246,11 +246,17 @@ def written_lines(files: WrittenFiles, project: Project, tuned: Sequence[TunedMo
     from hatch_lower.config.requirements import requirements_to_add
 
     settings = project.settings
-    changed = write_choices(files, settings, tuned)
+    written = write_choices(files, settings, tuned)
     root = os.path.realpath(settings.root)
-    yield from (f"changed {path.relative_to(root) if path.is_relative_to(root) else path}" for path in changed)
-    if not changed:
+    changed = (path.relative_to(root) if path.is_relative_to(root) else path for path in written.changed)
+    yield from (f"changed {path}" for path in changed)
+    if not written.changed:
         yield "no file changes"
+    for model, best, first in written.misplaced:
+        yield (
+            f"note: `load` tries `{first}` before `{best}` for {model}: models share the order of the recipes' tables;"
+            f" leave `{first}` out of the model's `recipes` for another order"
+        )
     chosen = {each.choice.recipe: early_requirements(each.chosen.recipe) for each in tuned}
     if settings.dependencies is not None:
         try:

@@ -151,6 +151,17 @@ def test_the_written_list_is_read_and_other_entries_and_comments_stay(tmp_path: 
     assert [each.name for each in tmp_path.iterdir()] == [PRECISION_FILE]
 
 
+def test_a_written_list_keeps_a_link_and_the_line_ends_of_windows(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    target, path = tmp_path / "shared" / "layers.toml", tmp_path / PRECISION_FILE
+    target.write_bytes(b'[net.half]\r\nfloat32 = ["head"]\r\n')
+    path.symlink_to(target)
+    write_kept(path, finding("layers.0"))
+    assert path.is_symlink()
+    assert b"layers.0" in target.read_bytes()
+    assert b"\n" not in target.read_bytes().replace(b"\r\n", b"")
+
+
 def test_no_empty_file_is_written_or_left(tmp_path: Path) -> None:
     path = tmp_path / PRECISION_FILE
     assert not write_kept(path, finding())

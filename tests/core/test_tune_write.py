@@ -18,7 +18,15 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.config.timed import recipe_digest, timed_settings
 from hatch_lower.driver.measured import find_measured
 from hatch_lower.errors import ConfigError
-from hatch_lower.format.evidence import EVIDENCE_FILE, MeasuredCall, Measurement, TunedChoice, read_evidence
+from hatch_lower.format.evidence import (
+    EVIDENCE_FILE,
+    Evidence,
+    MeasuredCall,
+    Measurement,
+    TunedChoice,
+    read_evidence,
+    write_evidence,
+)
 
 pytest.importorskip("tomlkit")
 
@@ -274,6 +282,82 @@ def refusal(root: Path, text: str, choice: TunedModel) -> ConfigError | None:
     except ConfigError as error:
         return error
     return None
+
+
+CHOSEN = f"""\
+[{TABLE}]
+backends = ["aoti"]
+[{TABLE}.recipes.openvino-int8]
+backends = [{{ name = "openvino", threads = 1 }}]
+precision = "int8"
+[{TABLE}.models.digits]
+metric = "digits:accuracy"
+recipes = ["openvino-int8"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        (CHOSEN.replace('"int8"\n', '"int8"\nmax-drop = 0.1\n'), ""),
+        (CHOSEN, '[digits.openvino-int8]\nfloat32 = ["head"]\n'),
+        (f"{CHOSEN}[{TABLE}.bench.models.digits.recipes.openvino-int8]\n", ""),
+    ],
+)
+def test_an_earlier_choice_that_other_settings_name_stays_as_an_alternative(
+    text: str, precision: str, tmp_path: Path
+) -> None:
+    (tmp_path / "precision.toml").write_text(precision)
+    earlier = Evidence((measurement(INT8),), (TunedChoice("digits", "x86-64-v3", "latency", INT8.name),))
+    (tmp_path / EVIDENCE_FILE).write_bytes(write_evidence(earlier))
+    found = written(tmp_path, text, tuned({"OPENVINO": 1.0, "INT8": 1.3}, (INT8.name,)))
+    (model,) = settings_of(found, tmp_path).models
+    assert model.recipes == ("openvino", INT8.name)
+
+
+def test_a_choice_comes_before_a_recipe_default_that_was_not_measured(tmp_path: Path) -> None:
+    found = written(tmp_path, PROJECT, tuned({"OPENVINO": 1.0, "PORTABLE": 1.3}, ()))
+    settings = settings_of(found, tmp_path)
+    assert settings.models[0].recipes == ("openvino", "default")
+    assert {recipe.name: recipe.backends for recipe in settings.recipes}["default"] == AOTI.backends
+
+
+TWO = PROJECT.replace('digits = "digits:export"', 'digits = "digits:export"\nfaces = "digits:export"')
+
+
+def test_a_new_recipe_is_no_recipe_of_another_model(tmp_path: Path) -> None:
+    found = settings_of(
+        written(tmp_path, TWO, tuned({"OPENVINO": 1.0, "AOTI": 2.0})), tmp_path, models=("digits", "faces")
+    )
+    assert {model.name: model.recipes for model in found.models} == {"digits": ("openvino",), "faces": ("default",)}
+
+
+def test_another_model_whose_order_changes_is_named(tmp_path: Path) -> None:
+    text = f'[{TABLE}.recipes.a]\n[{TABLE}.recipes.b]\nbackends = ["aoti"]\n[{TABLE}.models]\n'
+    text += 'digits.recipes = ["a", "b"]\nfaces.recipes = ["a", "b"]\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    settings = settings_of(text, tmp_path, models=("digits", "faces"))
+    found = write_choices(read_files(tmp_path, TABLE), settings, [tuned({"B": 1.0, "A": 2.0}, ("a", "b"))])
+    assert found.misplaced == (("faces", "a", "b"),)
+
+
+def test_stale_measurements_give_no_measured_order(tmp_path: Path) -> None:
+    text = written(tmp_path, PROJECT, tuned({"OPENVINO": 1.0, "AOTI": 2.0}))
+    evidence = read_evidence((tmp_path / EVIDENCE_FILE).read_bytes(), "f")
+    other = Evidence(
+        tuple(replace(each, level="x86-64-v4", digest="0" * 64) for each in evidence.measurements),
+        tuple(replace(each, level="x86-64-v4") for each in evidence.choices),
+    )
+    (tmp_path / EVIDENCE_FILE).write_bytes(write_evidence(other))
+    found = hook_of(written(tmp_path, text, tuned({"INT8": 1.0, "AOTI": 1.5}, ("openvino",))))
+    assert found["models"]["digits"]["recipes"] == ["openvino-int8", "openvino"]
+    assert "order" not in found
+
+
+def test_a_file_with_the_line_ends_of_windows_keeps_these(tmp_path: Path) -> None:
+    found = written(tmp_path, PROJECT.replace("\n", "\r\n"), tuned({"INT8": 1.0, "AOTI": 1.3}))
+    assert "openvino-int8" in found
+    assert "\n" not in found.replace("\r\n", "")
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", EVIDENCE_FILE])

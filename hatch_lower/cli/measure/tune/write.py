@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hatch_lower.cli.measure.tune.choose import TunedModel
-from hatch_lower.cli.replaced import replace_files
-from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.cli.replaced import replace_files, with_line_ends
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import quote_key
+from hatch_lower.driver.measured import measured_calls
 from hatch_lower.errors import ConfigError, refused_error
 from hatch_lower.format.evidence import EVIDENCE_FILE, Evidence, read_evidence, write_evidence
 from hatch_lower.frozen import Frozen
@@ -70,9 +73,9 @@ class Change(Frozen):
 def change_of(tuned: TunedModel, settings: Settings, before: Evidence) -> Change:
     """Return the change for a choice; `before` is the evidence without the choice.
 
-    The chosen recipe replaces `default` and the earlier choice of this level. Other recipes of the model stay as
-    alternatives, and so do the choices of other levels. A choice that runs only on newer machines gets the best recipe
-    of all machines beside it.
+    The chosen recipe replaces `default` and the earlier choice of this level, unless other settings name these. Other
+    recipes of the model stay as alternatives, and so do the choices of other levels. A choice that runs only on newer
+    machines gets the best recipe of all machines beside it.
     """
     choice = tuned.choice
     (model,) = (each for each in settings.models if each.name == choice.model)
@@ -80,6 +83,7 @@ def change_of(tuned: TunedModel, settings: Settings, before: Evidence) -> Change
     earlier = before.choice(choice.model, choice.level)
     replaced = {TOP} & {each.recipe for each in tuned.measurements}
     replaced |= set() if earlier is None else {earlier.recipe}
+    replaced -= named_recipes(settings, model)
     names = [choice.recipe]
     if tuned.chosen.needs_level:
         names += fallback(tuned)
@@ -90,19 +94,30 @@ def change_of(tuned: TunedModel, settings: Settings, before: Evidence) -> Change
     return Change(choice.model, tuple(kept), {name: new[name] for name in kept if name in new})
 
 
+def named_recipes(settings: Settings, model: ModelSettings) -> set[str]:
+    """Return the recipes that a build refuses to miss: those in limits, and in `precision.toml`, of the model."""
+    limited = {recipe.name for recipe in settings.recipes if recipe.max_drop is not None}
+    bench = settings.bench.models.get(model.name)
+    return limited | model.kept.keys() | (bench.recipes.keys() if bench is not None else set())
+
+
 def fallback(tuned: TunedModel) -> list[str]:
     """Return the best measured recipe that needs no level; a list without one if no such recipe was measured."""
     general = [name for name in tuned.ratios if not tuned.candidates[name].needs_level]
     return [min(general, key=lambda name: (tuned.ratios[name], name))] if general else []
 
 
-def write_choices(files: WrittenFiles, settings: Settings, tuned: Sequence[TunedModel]) -> list[Path]:
-    """Write choices and evidence; return the paths of the changed files."""
+def write_choices(files: WrittenFiles, settings: Settings, tuned: Sequence[TunedModel]) -> Written:
+    """Write choices and evidence."""
     evidence = files.evidence
     changes = [change_of(each, settings, evidence) for each in tuned]
     for each in tuned:
         evidence = evidence.with_model(each.choice, each.measurements)
-    wanted = Edit(settings, tuple(changes), order=measured_order(settings, changes, evidence))
+    changed_models = {each.model for each in changes}
+    others = [Change(each.name, each.recipes, {}) for each in settings.models if each.name not in changed_models]
+    hook = table_at(tomllib.loads(files.data.decode("utf-8")), files.keys)
+    wanted = Edit(settings, tuple(changes), tuple(others), tuple(hook.get("recipes", {})))
+    wanted = replace(wanted, order=measured_order(wanted, evidence))
     texts = {
         files.path: (files.data, edited(files, wanted)),
         files.evidence_path: (files.evidence_data, write_evidence(evidence)),
@@ -119,29 +134,86 @@ def write_choices(files: WrittenFiles, settings: Settings, tuned: Sequence[Tuned
         replace_files(changed)
     except OSError as error:
         raise refused_error(error, str(files.path)) or error from error
-    return list(changed)
+    return Written(tuple(changed), () if wanted.order or settings.order == MEASURED else tuple(misplaced(wanted)))
+
+
+class Written(Frozen):
+    changed: tuple[Path, ...]
+    misplaced: tuple[tuple[str, str, str], ...]  # model, its best recipe, and the recipe that `load` tries first
 
 
 class Edit(Frozen):
     settings: Settings
     changes: tuple[Change, ...]
-    order: bool  # whether `load` tries the recipes by their measured times
+    others: tuple[Change, ...]  # models that keep their recipes
+    known: tuple[str, ...]  # tables of recipes in the file, in their order
+    order: bool = False  # whether `load` tries the recipes by their measured times
+
+    @property
+    def tables(self) -> list[str]:
+        """The order of all tables of recipes: the first recipe of each model, then the others as before.
+
+        The recipe `default` has a table only if it must come after other recipes: without a table it is the first.
+        """
+        wanted = [change.recipes[0] for change in self.changes]
+        rest = [name for change in self.changes for name in change.recipes[1:] if name not in self.known]
+        order = list(dict.fromkeys([*wanted, *rest, *self.known]))
+        has_table = TOP in self.known or any(TOP in change.recipes[1:] for change in self.changes)
+        return [name for name in order if has_table or name != TOP]
+
+    @property
+    def load_order(self) -> list[str]:
+        return list(dict.fromkeys([*([] if TOP in self.tables else [TOP]), *self.tables]))
+
+    @property
+    def added(self) -> dict[str, dict[str, Any]]:
+        """The new tables of recipes."""
+        new = {name: recipe_values(recipe) for change in self.changes for name, recipe in change.new.items()}
+        return {name: new.get(name, {}) for name in self.tables if name not in self.known}
+
+    def lists(self, hook: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Return the lists `models.<name>.recipes` that change; a model without a list has all recipes."""
+        present = {model.name: model.recipes for model in self.settings.models}
+        named = {name: model.get("recipes") for name, model in hook.get("models", {}).items()}
+        return {
+            change.model: list(change.recipes)
+            for change in (*self.changes, *self.others)
+            if set(change.recipes) != set(present[change.model])
+            or (named.get(change.model) is None and set(change.recipes) != set(self.load_order))
+        }
 
 
-def measured_order(settings: Settings, changes: Sequence[Change], evidence: Evidence) -> bool:
+def misplaced(wanted: Edit) -> Iterator[tuple[str, str, str]]:
+    """Yield the models for which `load` would try another recipe first than the wanted one."""
+    for change in (*wanted.changes, *wanted.others):
+        first = min(change.recipes, key=wanted.load_order.index)
+        if first != change.recipes[0]:
+            yield change.model, change.recipes[0], first
+
+
+def measured_order(wanted: Edit, evidence: Evidence) -> bool:
     """Return whether the order of tables cannot be right, and every recipe has a measurement for another order.
 
     The order of tables cannot be right if levels have different choices, or if two models share recipes and need
-    different orders.
+    different orders. A measurement of former settings is none, as in a build.
     """
-    aims = {each.aim for each in evidence.choices}
-    tables = table_order(changes, settings.recipe_order)
-    kept = {model.name: model.recipes for model in settings.models} | {each.model: each.recipes for each in changes}
-    wrong = [each for each in changes if min(each.recipes, key=tables.index) != each.recipes[0]]
-    wrong += [each for each in changes if len({one.recipe for one in evidence.choices if one.model == each.model}) > 1]
-    known = {(each.model, each.recipe) for each in evidence.measurements}
-    needed = {(model, recipe) for model, recipes in kept.items() for recipe in recipes}
-    return bool(wrong) and needed <= known and aims <= {"latency", "throughput"}
+    choices = {(each.model, each.recipe) for each in evidence.choices}
+    several = any(sum(model == each.model for model, _ in choices) > 1 for each in wanted.changes)
+    if not several and not any(misplaced(wanted)):
+        return False
+    new = [recipe for each in wanted.changes for recipe in each.new.values()]
+    kept = {each.model: each.recipes for each in (*wanted.changes, *wanted.others)}
+    problems: list[str] = []
+    for model in wanted.settings.models:
+        own = replace(model, recipes=kept[model.name])
+        measured_calls(own, [*new, *wanted.settings.recipes], evidence, problems)
+    return not problems and {each.aim for each in evidence.choices} <= {"latency", "throughput"}
+
+
+def table_at(value: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        value = value[key]
+    return value
 
 
 def edited(files: WrittenFiles, wanted: Edit) -> bytes:
@@ -150,11 +222,12 @@ def edited(files: WrittenFiles, wanted: Edit) -> bytes:
     from tomlkit.exceptions import TOMLKitError
 
     text = files.data.decode("utf-8")
-    expected = expected_values(tomllib.loads(text), files.keys, wanted)
+    values = tomllib.loads(text)
+    expected = expected_values(values, files.keys, wanted)
     try:
         document = tomlkit.parse(text)
         edit_document(document, files.keys, wanted)
-        found = spaced(tomlkit.dumps(document), text)
+        found = spaced(with_line_ends(tomlkit.dumps(document), text), text)
         is_right = with_order(tomllib.loads(found)) == with_order(expected)
     except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError):  # of unusual forms of tables
         is_right = False
@@ -163,7 +236,8 @@ def edited(files: WrittenFiles, wanted: Edit) -> bytes:
             "the hook's table has a form that cannot be edited",
             where=str(files.path),
             found=f"`{'.'.join(files.keys)}`",
-            hint="write these settings:\n" + "\n".join(lines_to_write(files.keys, wanted)),
+            hint="write these settings:\n"
+            + "\n".join(lines_to_write(files.keys, table_at(values, files.keys), wanted)),
         )
     return found.encode("utf-8")
 
@@ -199,69 +273,42 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
     return values if recipe.precision == "float32" else {**values, "precision": recipe.precision}
 
 
-def new_recipes(changes: Sequence[Change]) -> dict[str, dict[str, Any]]:
-    return {name: recipe_values(recipe) for change in changes for name, recipe in change.new.items()}
-
-
-def table_order(changes: Sequence[Change], known: Sequence[str]) -> list[str]:
-    """Return the order of all tables of recipes: the first recipe of each model, then the others as before."""
-    wanted = [change.recipes[0] for change in changes]
-    rest = [name for change in changes for name in change.recipes[1:] if name not in known]
-    return list(dict.fromkeys([*wanted, *rest, *known]))
-
-
-def recipes_of_model(change: Change, settings: Settings) -> list[str] | None:
-    """Return the list for `models.<name>.recipes`; `None` if the model has these recipes without a change."""
-    (model,) = (each for each in settings.models if each.name == change.model)
-    return None if set(model.recipes) == set(change.recipes) else list(change.recipes)
-
-
 def expected_values(values: dict[str, Any], keys: Sequence[str], wanted: Edit) -> dict[str, Any]:
     values = deepcopy(values)
-    hook = values
-    for key in keys:
-        hook = hook[key]
-    known = hook.get("recipes", {})
-    tables = {**known, **new_recipes(wanted.changes)}
+    hook = table_at(values, keys)
+    lists = wanted.lists(hook)
+    tables = {**hook.get("recipes", {}), **wanted.added}
     if tables:
-        hook["recipes"] = {name: tables[name] for name in table_order(wanted.changes, list(known)) if name in tables}
+        hook["recipes"] = {name: tables[name] for name in wanted.tables}
     if wanted.order:
         hook["order"] = MEASURED
-    for change in wanted.changes:
-        if (recipes := recipes_of_model(change, wanted.settings)) is not None:
-            hook.setdefault("models", {}).setdefault(change.model, {})["recipes"] = recipes
+    for model, recipes in lists.items():
+        hook.setdefault("models", {}).setdefault(model, {})["recipes"] = recipes
     return values
 
 
 def edit_document(document: Any, keys: Sequence[str], wanted: Edit) -> None:
     import tomlkit
 
-    hook = document
-    for key in keys:
-        hook = hook[key]
-    added = new_recipes(wanted.changes)
-    known = list(hook.get("recipes", {}))
-    order = [name for name in table_order(wanted.changes, known) if name in known or name in added]
+    hook = table_at(document, keys)
+    lists = wanted.lists(hook)
     if wanted.order:
         hook["order"] = MEASURED
-    if order != known:
+    if tuple(wanted.tables) != wanted.known:
         if "recipes" not in hook:
             hook["recipes"] = tomlkit.table(is_super_table=True)
         recipes = hook["recipes"]
-        items = {name: recipes[name] for name in known}
-        for name in known:
+        items = {name: recipes[name] for name in wanted.known}
+        for name in wanted.known:
             del recipes[name]
-        for name in order:
-            recipes[name] = items[name] if name in items else toml_table(added[name])
-    for change in wanted.changes:
-        listed = recipes_of_model(change, wanted.settings)
-        if listed is None:
-            continue
+        for name in wanted.tables:
+            recipes[name] = items[name] if name in items else toml_table(wanted.added[name])
+    for model, listed in lists.items():
         if "models" not in hook:
             hook["models"] = tomlkit.table(is_super_table=True)
-        if change.model not in hook["models"]:
-            hook["models"][change.model] = tomlkit.table()
-        hook["models"][change.model]["recipes"] = listed
+        if model not in hook["models"]:
+            hook["models"][model] = tomlkit.table()
+        hook["models"][model]["recipes"] = listed
 
 
 def toml_table(values: Mapping[str, Any]) -> Any:
@@ -286,12 +333,14 @@ def inline_table(values: Mapping[str, Any]) -> Any:
     return table
 
 
-def lines_to_write(keys: Sequence[str], wanted: Edit) -> list[str]:
+def lines_to_write(keys: Sequence[str], hook: Mapping[str, Any], wanted: Edit) -> list[str]:
     import tomlkit
 
     lines = [f"[{'.'.join(keys)}]", f'order = "{MEASURED}"'] if wanted.order else []
-    for name, values in new_recipes(wanted.changes).items():
+    for name, values in wanted.added.items():
         lines += [f"[{'.'.join(keys)}.recipes.{name}]", *tomlkit.dumps(toml_table(values)).splitlines()]
-    for change in wanted.changes:
-        lines += [f"[{'.'.join(keys)}.models.{change.model}]", f"recipes = {list(change.recipes)!r}".replace("'", '"')]
+    for model, recipes in wanted.lists(hook).items():
+        lines += [f"[{'.'.join(keys)}.models.{quote_key(model)}]", f"recipes = {recipes!r}".replace("'", '"')]
+    if wanted.known and tuple(wanted.tables) != wanted.known:
+        lines.append(f"with the tables of recipes in this order: {', '.join(wanted.tables)}")
     return lines
