@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from hatch_lower.config.settings import ModelSettings, Recipe
-from hatch_lower.config.tables import BackendChoice
+from hatch_lower.config.tables import BackendChoice, Precision
 from hatch_lower.errors import CaptureError, SampleError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
@@ -357,6 +357,37 @@ def test_convolutions_without_calibration_stay_in_float32_as_the_note_says() -> 
     (convolution,) = operations(program, "conv2d")
     assert not [each for each in convolution.all_input_nodes if "dequantize" in str(each.target)]
     assert [each for each in operations(program, "linear")[0].all_input_nodes if "dequantize" in str(each.target)]
+
+
+class Mixed(nn.Module):
+    """Layers of which a precision converts some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 32, 3)
+        self.up = nn.ConvTranspose1d(32, 64, 4)
+        self.last = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.last(self.up(self.conv(x).flatten(2)).transpose(1, 2))
+        return hidden
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-weights"])
+def test_layers_that_a_precision_leaves_in_float32_are_named(precision: Precision) -> None:
+    pytest.importorskip("torchao")
+    model = captured(Mixed(), None, torch.randn(2, 16, 8, 8))
+    cases = {"forward": [example_case(method(model))] * 2}
+    conversion = Conversion(model, SETTINGS, cases)
+    (line,) = conversion.notes(Recipe("small", precision=precision))
+    assert line == f"`forward` in float32: `up` (conv_transpose1d), which `{precision}` leaves out"
+
+
+def test_layers_that_the_file_keeps_in_float32_are_not_named_again() -> None:
+    pytest.importorskip("torchao")
+    model = captured(Mixed(), None, torch.randn(2, 16, 8, 8))
+    settings = replace(SETTINGS, kept={"small": ("up",)})
+    assert list(Conversion(model, settings, {}).notes(Recipe("small", precision="int8-weights"))) == []
 
 
 ALL = ["bfloat16", "int8", "int8-weights", "int4-weights"]

@@ -16,6 +16,7 @@ from hatch_lower.config.precision_file import PRECISION_FILE
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import CaptureError, LowerError, SampleError, nearest
 from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_placeholders
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowering.process_state import process_restored
@@ -24,17 +25,21 @@ from hatch_lower.pipeline.check_data import example_tensors
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim_lines
 from hatch_lower.pipeline.model_build import ConvertedModel, Examples
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
-from hatch_lower.pipeline.precision.halves import in_half, innermost_module
+from hatch_lower.pipeline.precision.halves import in_half, innermost_module, is_in
+from hatch_lower.pipeline.precision.integer_weights import LEAST_ELEMENTS
 from hatch_lower.pipeline.precision.quantize import Scheme, quantized, trial_of
 from hatch_lower.pipeline.precision.state import InitialState, changed_storages, state_names
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.real_inputs import read_real_inputs
 from hatch_lower.runtime.numbers import Tolerance, is_gross, number_difference
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {"int8": 8, "int8-weights": 8, "int4-weights": 4}
 SMALL = {**{name: {half} for name, half in HALVES.items()}, **{name: {torch.int8, torch.uint8} for name in BITS}}
 ENGINES = ("executorch", "onnxruntime")
+
+SHOWN = 5  # layers in a line
 
 Cases = Mapping[str, Sequence[InputCase]]  # by method
 
@@ -71,6 +76,12 @@ def convert_recipes(
         for line in conversion.notes(recipe):
             reporter.report(Event("convert", "note", model.name, recipe.name, detail=line))
     return found
+
+
+def left_text(layers: Mapping[str, str]) -> str:
+    named = [f"`{path}` ({kind})" for path, kind in itertools.islice(layers.items(), SHOWN)]
+    rest = len(layers) - len(named)
+    return f"{', '.join(named)} and {rest} more" if rest else ", ".join(named)
 
 
 def kept_text(kept: Sequence[str]) -> str:
@@ -175,7 +186,11 @@ class Conversion:
         return state_names(method.program, self._changed)
 
     def notes(self, recipe: Recipe) -> Iterator[str]:
-        """Yield advice on the calibration of a recipe."""
+        """Yield a line on the layers of each method that stay in float32, and advice on the calibration of a recipe."""
+        kept = self._model.kept.get(recipe.name, ())
+        for method in self.converted(recipe, kept).methods:
+            if left := self._layers_left(method, recipe, kept):
+                yield f"`{method.name}` in float32: {left_text(left)}, which `{recipe.precision}` leaves out"
         if recipe.precision != "int8":
             return
         for method in self._source.methods:
@@ -188,6 +203,25 @@ class Conversion:
                     f"{convolutions} convolution{'' if convolutions == 1 else 's'} of `{method.name}` in float32:"
                     " without calls of the method in `calibrate` only linear layers and embeddings have integers"
                 )
+
+    def _layers_left(self, method: CapturedMethod, recipe: Recipe, kept: tuple[str, ...]) -> dict[str, str]:
+        """Return the operators of layers with weights in float32, by the paths of modules."""
+        constants = constant_placeholders(method.program)
+        is_int8 = recipe.precision == "int8"
+        found: dict[str, str] = {}
+        for node in program_calls(method):
+            operator = torch_operator(node.target)
+            kind = base_name(operator) if isinstance(operator, OpOverload) else ""
+            if kind not in WITH_WEIGHTS or is_in(node, kept):
+                continue
+            if is_int8 and str(node.target).startswith(CONVOLVING) and not self._cases.get(method.name):
+                continue  # the line about missing calls names their number
+            # integers of a smaller weight save nothing
+            least = 0 if is_int8 and kind != "embedding" else LEAST_ELEMENTS
+            weights = [source.meta["val"] for source in node.all_input_nodes if source in constants]
+            if any(each.dtype is torch.float32 and each.dim() > 1 and each.numel() >= least for each in weights):
+                found[innermost_module(node) or node.name] = kind
+        return found
 
     def _method(self, method: CapturedMethod, recipe: Recipe, kept: tuple[str, ...]) -> CapturedMethod:
         where = f"model `{self._model.name}`, recipe `{recipe.name}`, method `{method.name}`"
@@ -282,6 +316,12 @@ def program_calls(method: CapturedMethod) -> Iterator[Node]:
     return (node for node in all_nodes(method.program.graph_module) if node.op == "call_function")
 
 
+WITH_WEIGHTS = frozenset(
+    {
+        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear"),
+        *("embedding", "lstm", "gru", "rnn_tanh", "rnn_relu"),
+    }
+)
 CONVOLVING = ("aten.conv1d.", "aten.conv2d.", "aten.conv3d.")
 
 
