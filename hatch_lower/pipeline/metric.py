@@ -20,6 +20,7 @@ from typing import NoReturn
 import torch
 
 from hatch_lower.errors import EntryPointError, LowerError, ProgramError, by_hand_hint
+from hatch_lower.exir.graph.tensors import is_readable, storage_checksums, storage_key
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.discover import EntryPoint, find_value, raised_error
@@ -135,9 +136,9 @@ def seed_random_numbers() -> None:
 @contextmanager
 def unchanged_model(source: CapturedModel, entry: EntryPoint) -> Iterator[None]:
     """Refuse a metric that changes the tensors of a model outside of the model's calls, which run on copies."""
-    before = counted_changes(source)
+    before = tensor_states(source)
     yield
-    changed = [name for name, counter in counted_changes(source).items() if counter != before.get(name)]
+    changed = [name for name, state in tensor_states(source).items() if state != before.get(name)]
     if changed:
         raise EntryPointError(
             "the metric changes the model",
@@ -148,16 +149,21 @@ def unchanged_model(source: CapturedModel, entry: EntryPoint) -> Iterator[None]:
         )
 
 
-def counted_changes(source: CapturedModel) -> dict[str, int]:
-    """Return, by name, the number of in-place changes of each tensor of a model."""
+def tensor_states(source: CapturedModel) -> dict[str, tuple[int, int]]:
+    """Return, by name, the number of in-place changes of each tensor of a model, and a checksum of its memory.
+
+    The number does not count changes by way of `data` or NumPy. A checksum of 3 GB takes a second.
+    """
     stores = [store for method in source.methods for store in (method.program.state_dict, method.program.constants)]
     held = {name: value for store in stores for name, value in store.items()}
     if source.eager is not None:
         held |= {name: tensor for name, (tensor, _) in tensor_versions(source.eager).items()}
+    known = {name: each for name, each in held.items() if isinstance(each, torch.Tensor) and not each.is_inference()}
+    readable = {storage_key(tensor): tensor for tensor in known.values() if is_readable(tensor)}
+    sums = dict(zip(readable, storage_checksums(readable.values()), strict=True))
     return {
-        name: tensors.read_change_counter(value)
-        for name, value in held.items()
-        if isinstance(value, torch.Tensor) and not value.is_inference()
+        name: (tensors.read_change_counter(tensor), sums[storage_key(tensor)] if is_readable(tensor) else 0)
+        for name, tensor in known.items()
     }
 
 

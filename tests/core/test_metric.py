@@ -210,6 +210,34 @@ def test_a_metric_that_changes_the_model_is_refused(measure: Callable[..., float
     assert "the metric changes the model\n  where: `metric = net_data:accuracy`\n  found: `weight`" in text
 
 
+def by_data(weight: torch.Tensor) -> None:
+    weight.data.mul_(2)
+
+
+def by_numpy(weight: torch.Tensor) -> None:
+    weight.detach().numpy()[0] = 5
+
+
+def by_replacement(weight: torch.Tensor) -> None:
+    weight.data = weight.data + 1
+
+
+@pytest.mark.parametrize("change", [by_data, by_numpy, by_replacement])
+def test_a_change_of_the_model_that_torch_does_not_count_is_refused(
+    change: Callable[[torch.Tensor], None], measure: Callable[..., float]
+) -> None:
+    changing = capture_model("net", Model(Counting().eval(), {"forward": Method((torch.ones(2),))}), NullReporter())
+
+    def accuracy(model: Any) -> float:
+        assert changing.eager is not None
+        change(dict(changing.eager.named_parameters())["weight"])
+        return 1.0
+
+    with pytest.raises(EntryPointError, match="the metric changes the model") as error:
+        measure(accuracy, changing)
+    assert error.value.found == "`weight`"
+
+
 def test_settings_of_torch_that_a_metric_changes_are_restored(measure: Callable[..., float]) -> None:
     def accuracy(model: Any) -> float:
         torch.set_default_dtype(torch.float64)
