@@ -98,6 +98,24 @@ def test_products_and_weights_are_halves_and_norms_and_outputs_stay_float32(half
     assert difference(program, model, torch.randint(0, 50, (3, 8))) < 0.01
 
 
+class Masked(nn.Module):
+    """Attention with a mask in float32."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("least", [torch.finfo(torch.float32).min, float("-inf")])
+def test_a_row_with_all_places_masked_is_eagers_in_half_precision(least: float) -> None:
+    x = torch.randn(2, 1, 6, 32, generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(2, 1, 6, 6).masked_fill(torch.arange(6) > 2, least)
+    mask[1] = least
+    model = captured(Masked(), None, x, mask)
+    found = in_half(method(model).program, torch.bfloat16).module()(x, mask)
+    assert model.eager is not None
+    torch.testing.assert_close(found, model.eager(x, mask), rtol=0.02, atol=0.02)
+
+
 def test_state_of_a_method_in_half_precision_stays_float32() -> None:
     module = in_half(method(captured()).program, torch.bfloat16).module()
     ids = torch.randint(0, 50, (2, 4))

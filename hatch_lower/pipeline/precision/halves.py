@@ -88,9 +88,32 @@ def add_casts(graph: Graph, half: torch.dtype, kept: tuple[str, ...]) -> None:
             cast_inputs(graph, node, [value for value in node.all_input_nodes if value.op != "placeholder"], None)
         elif name == "embedding" and not is_in(node, kept):
             cast_inputs(graph, node, node.all_input_nodes[:1], half)
+        elif name == "scaled_dot_product_attention":
+            limit_mask(graph, node, half)
     output = graph.output_node()
     given = [value for value in output.all_input_nodes if value.op != "placeholder"]
     cast_inputs(graph, output, given, None, of=FLOATING)
+
+
+def limit_mask(graph: Graph, attention: Node, half: torch.dtype) -> None:
+    """Limit the finite numbers of an attention's float32 mask to the half's range.
+
+    The least float32 of a mask would become infinity, and a row with all places masked zeros instead of a mean.
+    """
+    mask = named_arguments(attention).get("attn_mask")
+    if not isinstance(mask, Node) or mask.meta["val"].dtype is not torch.float32:
+        return
+    limits = torch.finfo(half)
+    with graph.inserting_before(attention):
+        is_infinite = graph.call_function(aten.isinf.default, (mask,))
+        limited = graph.call_function(aten.clamp.default, (mask, limits.min, limits.max))
+        limited.meta["val"] = mask.meta["val"].clamp(limits.min, limits.max)
+        is_infinite.meta["val"] = mask.meta["val"].isinf()
+        result = graph.call_function(aten.where.self, (is_infinite, mask, limited))
+        result.meta["val"] = limited.meta["val"]
+    for each in (is_infinite, limited, result):
+        each.meta |= {key: attention.meta[key] for key in ("stack_trace", "nn_module_stack") if key in attention.meta}
+    attention.replace_input_with(mask, result)
 
 
 def has_number_beyond(node: Node, half: torch.dtype) -> bool:
