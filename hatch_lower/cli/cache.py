@@ -174,6 +174,7 @@ def audit(root: Path, rate: float) -> None:
     """
     from hatch_lower.driver.audit import audit_results as run_audit
     from hatch_lower.driver.context import build_context
+    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.events import LineReporter
 
     def say(line: str) -> None:
@@ -181,7 +182,7 @@ def audit(root: Path, rate: float) -> None:
 
     project = open_project(root)
     store = open_store(os.environ, say)
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
         context = build_context(project.settings, project.view, Path(os.path.realpath(work)), store, LineReporter(say))
         done = run_audit(context, rate, secrets.randbits(32))
     show([audit_text(done, len(project.settings.models))])

@@ -53,12 +53,13 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
     from hatch_lower.driver.build import look_up
     from hatch_lower.driver.context import build_context
     from hatch_lower.driver.explain import in_last_environment, read_history
+    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.events import NullReporter
 
     settings = project.settings
     store = open_here()
     last = read_history(store.directory, settings.root)
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
         here = build_context(settings, project.view, Path(work), store, NullReporter())
         context, environment = in_last_environment(here, last)
         known = look_up(context)

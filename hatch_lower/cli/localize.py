@@ -95,11 +95,12 @@ def localize(
 
 def findings_of(root: Project, model: str, wanted: Localization) -> Findings:
     from hatch_lower.driver.context import build_context
+    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.driver.units import localize_in_child as look
     from hatch_lower.events import LineReporter
 
     reporter = LineReporter(lambda line: show([line], err=True))
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
         context = build_context(root.settings, root.view, Path(work), open_here(), reporter)
         return look(context, model, wanted)
 

@@ -100,11 +100,12 @@ def searched_recipe(settings: Settings, name: str, named: str | None) -> str:
 
 def finding_of(project: Project, model: str, wanted: PrecisionSearch) -> PrecisionFinding:
     from hatch_lower.driver.context import build_context
+    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.driver.units import search_in_child
     from hatch_lower.events import LineReporter
 
     reporter = LineReporter(lambda line: show([line], err=True))
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
         context = build_context(project.settings, project.view, Path(work), open_here(), reporter)
         return search_in_child(context, model, wanted)
 

@@ -57,7 +57,7 @@ def read_precision_file(path: Path, problems: list[str]) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         problems.append(f"the file is no TOML: {error}")
     except UnicodeDecodeError as error:
         problems.append(f"the file is no text in UTF-8: {error}")

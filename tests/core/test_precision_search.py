@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from hatch_lower.cli import precision as precision_command
 from hatch_lower.cli.precision import finding_text, searched_model, searched_recipe, write_kept
 from hatch_lower.config.precision_file import PRECISION_FILE, Recipes, read_kept
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
@@ -238,10 +242,29 @@ def test_a_model_to_search_is_one_of_the_projects() -> None:
     assert "did you mean `net`" in unknown.value.found
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGTERM and SIGHUP as on POSIX")
+def test_a_search_that_a_signal_ends_removes_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def search(context: object, model: str, wanted: PrecisionSearch) -> PrecisionFinding:
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler), "the signal would end the process at once"
+        handler(signal.SIGTERM, None)
+        raise AssertionError("the process goes on")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("hatch_lower.driver.context.build_context", lambda *_: None)
+    monkeypatch.setattr("hatch_lower.driver.units.search_in_child", search)
+    monkeypatch.setattr(precision_command, "open_here", lambda: None)
+    project: Any = SimpleNamespace(settings=None, view=None)
+    with pytest.raises(SystemExit):
+        precision_command.finding_of(project, "net", PrecisionSearch("int8"))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("[net", "the file is no TOML: Expected"),
+        ("a = " + "[" * 5000, "the file is no TOML: maximum recursion depth exceeded"),
         ('float32 = ["head"]\n', "`float32` must be in a table of a model and a recipe, as `[digits.int8]`"),
         ('[nett.int8]\nfloat32 = ["a"]\n', "`[nett]` names no model; did you mean `net`? known: `net`"),
         ('[net]\nfloat32 = ["a"]\n', "`[net]` must name a recipe, too, as `[net.int8]`"),
