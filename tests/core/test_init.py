@@ -127,6 +127,18 @@ def test_a_project_of_setuptools_is_built_by_hatchling_from_then_on(tmp_path: Pa
     assert table["tool"]["hatch"]["version"] == {"path": "src/mynet/__init__.py"}
 
 
+def test_a_link_and_the_line_ends_of_windows_stay(tmp_path: Path) -> None:
+    root = project(tmp_path / "project", "", "src/my_net")
+    (root / "pyproject.toml").unlink()
+    (tmp_path / "real.toml").write_bytes(HATCHLING.replace("\n", "\r\n").encode())
+    (root / "pyproject.toml").symlink_to(tmp_path / "real.toml")
+    assert init(root, "--need", "native").exit_code == 0
+    assert (root / "pyproject.toml").is_symlink()
+    found = (tmp_path / "real.toml").read_bytes()
+    assert b"hooks.lower" in found
+    assert b"\n" not in found.replace(b"\r\n", b"")
+
+
 def test_weights_on_the_disk_are_inputs_and_keys_of_uv(tmp_path: Path) -> None:
     root = project(tmp_path / "project", HATCHLING, "src/mynet")
     (root / "src/mynet/weights").mkdir()
