@@ -95,7 +95,7 @@ def change_of(tuned: TunedModel, settings: Settings, before: Evidence) -> Change
 
 
 def named_recipes(settings: Settings, model: ModelSettings) -> set[str]:
-    """Return the recipes that a build refuses to miss: those in limits, and in `precision.toml`, of the model."""
+    """Return the recipes of limits and of `precision.toml`, without which a build refuses the settings."""
     limited = {recipe.name for recipe in settings.recipes if recipe.max_drop is not None}
     bench = settings.bench.models.get(model.name)
     return limited | model.kept.keys() | (bench.recipes.keys() if bench is not None else set())
@@ -115,7 +115,7 @@ def write_choices(files: WrittenFiles, settings: Settings, tuned: Sequence[Tuned
         evidence = evidence.with_model(each.choice, each.measurements)
     changed_models = {each.model for each in changes}
     others = [Change(each.name, each.recipes, {}) for each in settings.models if each.name not in changed_models]
-    hook = table_at(tomllib.loads(files.data.decode("utf-8")), files.keys)
+    hook = hook_table(tomllib.loads(files.data.decode("utf-8")), files.keys)
     wanted = Edit(settings, tuple(changes), tuple(others), tuple(hook.get("recipes", {})))
     wanted = replace(wanted, order=measured_order(wanted, evidence))
     texts = {
@@ -184,7 +184,7 @@ class Edit(Frozen):
 
 
 def misplaced(wanted: Edit) -> Iterator[tuple[str, str, str]]:
-    """Yield the models for which `load` would try another recipe first than the wanted one."""
+    """Yield the models with another recipe at the front of the load order than the best recipe."""
     for change in (*wanted.changes, *wanted.others):
         first = min(change.recipes, key=wanted.load_order.index)
         if first != change.recipes[0]:
@@ -210,7 +210,7 @@ def measured_order(wanted: Edit, evidence: Evidence) -> bool:
     return not problems and {each.aim for each in evidence.choices} <= {"latency", "throughput"}
 
 
-def table_at(value: Any, keys: Sequence[str]) -> Any:
+def hook_table(value: Any, keys: Sequence[str]) -> Any:
     for key in keys:
         value = value[key]
     return value
@@ -237,7 +237,7 @@ def edited(files: WrittenFiles, wanted: Edit) -> bytes:
             where=str(files.path),
             found=f"`{'.'.join(files.keys)}`",
             hint="write these settings:\n"
-            + "\n".join(lines_to_write(files.keys, table_at(values, files.keys), wanted)),
+            + "\n".join(lines_to_write(files.keys, hook_table(values, files.keys), wanted)),
         )
     return found.encode("utf-8")
 
@@ -275,7 +275,7 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
 
 def expected_values(values: dict[str, Any], keys: Sequence[str], wanted: Edit) -> dict[str, Any]:
     values = deepcopy(values)
-    hook = table_at(values, keys)
+    hook = hook_table(values, keys)
     lists = wanted.lists(hook)
     tables = {**hook.get("recipes", {}), **wanted.added}
     if tables:
@@ -290,7 +290,7 @@ def expected_values(values: dict[str, Any], keys: Sequence[str], wanted: Edit) -
 def edit_document(document: Any, keys: Sequence[str], wanted: Edit) -> None:
     import tomlkit
 
-    hook = table_at(document, keys)
+    hook = hook_table(document, keys)
     lists = wanted.lists(hook)
     if wanted.order:
         hook["order"] = MEASURED
