@@ -43,6 +43,22 @@ def patch_positions(sides: Sides, merge: int) -> Numbers:
     return found.reshape(height, merge, width, merge, 2).swapaxes(1, 2).reshape(height * width, merge * merge, 2)
 
 
+def table_weights(sides: Sides, merge: int, table: int) -> Numbers:
+    """Return weights of the rows and columns of a square table, whose corners are those of the image.
+
+    Args:
+        sides: of the image.
+        merge: the side of a place, in patches.
+        table: the side of the table.
+
+    Returns:
+        float32 of shape (places, patches of a place, 2, side of the table).
+    """
+    last = np.maximum(np.array(sides) * merge - 1, 1).astype(np.float32)
+    points = patch_positions(sides, merge) * np.float32(table - 1) / last
+    return np.maximum(1 - np.abs(points[..., None] - np.arange(table, dtype=np.float32)), 0)
+
+
 def same_window(sides: Sides, window: int) -> Numbers:
     """Return whether places are in the same window, bool of shape (places, places); `window` is a side in places."""
     rows, columns = np.indices(sides).reshape(2, -1) // window

@@ -67,6 +67,7 @@ def generator(module: PreTrainedModel) -> Model:
         EntryPointError: if the model has no cache of keys and values, or computes other logits with a cache.
     """
     from hatch_lower.huggingface.cropped_images import CroppedImageGenerator, has_cropped_images
+    from hatch_lower.huggingface.deep_images import DeepImageGenerator, has_deep_images
     from hatch_lower.huggingface.generation import Generator, generation_model
     from hatch_lower.huggingface.pixtral import PixtralGenerator, reads_with_pixtral
     from hatch_lower.huggingface.sized_images import SizedImageGenerator, has_sized_images
@@ -78,6 +79,7 @@ def generator(module: PreTrainedModel) -> Model:
     kinds = {
         CroppedImageGenerator: has_cropped_images,
         SizedImageGenerator: has_sized_images,
+        DeepImageGenerator: has_deep_images,
         PixtralGenerator: reads_with_pixtral,
     }
     return generation_model(module, next((kind for kind, is_so in kinds.items() if is_so(module)), ImageGenerator))

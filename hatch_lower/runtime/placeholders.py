@@ -13,7 +13,7 @@ from hatch_lower.runtime.texts import CONFIG, TOKENIZER_CONFIG, TextReader, read
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json", TOKENIZER_CONFIG)  # files that name a processor
 GEMMA = "Gemma3Processor"
-PLAIN = ("LlavaProcessor", "Qwen2VLProcessor", "Qwen2_5_VLProcessor")  # repeat the mark
+PLAIN = ("LlavaProcessor", "Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")  # repeat the mark
 
 
 class ImagePlace(Frozen):

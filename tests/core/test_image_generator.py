@@ -178,9 +178,11 @@ def test_an_encoder_that_reads_images_is_refused(transformers: Any) -> None:
 
 def test_a_model_whose_images_have_sizes_is_refused(transformers: Any) -> None:
     vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 32}
-    vision |= {"patch_size": 4, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
-    config = transformers.Qwen3VLConfig(vision_config=vision, text_config=TEXT, image_token_id=IMAGE)
-    with pytest.raises(EntryPointError, match="the images of `Qwen3VLForConditionalGeneration` cannot") as error:
+    vision |= {"patch_size": 4, "image_size": 16}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+    text = {**TEXT, "rope_parameters": rope}
+    config = transformers.Glm4vConfig(vision_config=vision, text_config=text, image_token_id=IMAGE)
+    with pytest.raises(EntryPointError, match="the images of `Glm4vForConditionalGeneration` cannot") as error:
         generator(transformers.AutoModelForImageTextToText.from_config(config).eval())
     assert error.value.found == "images with sizes of their own, `image_grid_thw`"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hatch_lower.errors import InputError
-from hatch_lower.format.grids import Sides, image_patches, patch_positions, same_window
+from hatch_lower.format.grids import Sides, image_patches, patch_positions, same_window, table_weights
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.frozen import Frozen
 
@@ -60,7 +60,11 @@ def sized_images(given: Mapping[str, Numbers], sizes: Mapping[str, Any]) -> Size
             PIXELS: patches.reshape(-1, merge**2, pixels.shape[1]),
             "image_positions": patch_positions(each, merge),
         }
-        inputs.append({**image, "same_window": same_window(each, window)} if window else image)
+        if window:
+            image["same_window"] = same_window(each, window)
+        if table := int(sizes.get("image_table", 0)):
+            image["table_weights"] = table_weights(each, merge, table)
+        inputs.append(image)
     return SizedImages(inputs, sides)
 
 
