@@ -30,6 +30,7 @@ from hatch_lower.huggingface.generation import (
 # the tokens of a prompt that see each other in both directions, by the model's kind; default: none
 NEAR = {"gemma3": NEAR_IMAGES, "paligemma": NEAR_PROMPT}
 SIZES = ("image_grid_thw", "image_sizes")  # arguments
+QUESTION = "qformer_input_ids"  # argument
 SEPARATE = ("blip-2",)  # kinds of models that take no prompt without an image: their language models take the prompts
 
 
@@ -39,9 +40,11 @@ def reads_images(model: Any) -> bool:
     Raises:
         EntryPointError: if the model takes images in another way.
     """
-    has_token = isinstance(image_token(model), int)
-    if PIXELS not in inspect.signature(model.forward).parameters or (model.config.is_encoder_decoder and not has_token):
+    has_token, takes = isinstance(image_token(model), int), inspect.signature(model.forward).parameters
+    if PIXELS not in takes or (model.config.is_encoder_decoder and not has_token):
         return False
+    if QUESTION in takes:
+        raise refused_images(model, f"features of images that depend on the text, `{QUESTION}`")
     if model.config.is_encoder_decoder:
         raise refused_images(model, "an encoder reads the prompt with the images, and a decoder generates")
     if has_token and hasattr(model, "get_image_features"):

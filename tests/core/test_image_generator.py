@@ -176,6 +176,13 @@ def test_an_encoder_that_reads_images_is_refused(transformers: Any) -> None:
     assert error.value.found == "an encoder reads the prompt with the images, and a decoder generates"
 
 
+def test_images_that_depend_on_the_text_are_refused(transformers: Any) -> None:
+    config = transformers.InstructBlipConfig(**NETS["Blip2"], image_token_index=IMAGE)
+    with pytest.raises(EntryPointError, match="the images of `InstructBlipForConditionalGeneration` cannot") as error:
+        generator(transformers.InstructBlipForConditionalGeneration(config).eval())
+    assert error.value.found == "features of images that depend on the text, `qformer_input_ids`"
+
+
 def test_a_model_whose_images_have_sizes_is_refused(transformers: Any) -> None:
     vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 32}
     vision |= {"patch_size": 4, "image_size": 16}
