@@ -114,13 +114,13 @@ def token_input(config: Any, batch: Any, length: Any) -> ExampleInput:
 def longest_text(module: PreTrainedModel) -> int:
     """Return the largest number of tokens for which the model has positions."""
     config = module.config.get_text_config()
-    named = (getattr(config, name, None) or LONGEST for name in LIMITS)
-    limits = [LONGEST, *(limit for limit in named if limit > 0)]  # -1 for a model without a limit
+    # -1 for a model without a limit
+    limits = [limit for name in LIMITS if (limit := getattr(config, name, None) or 0) > 0]
     for name, child in module.named_modules():
         if isinstance(child, torch.nn.Embedding) and name.rpartition(".")[2] in POSITIONS and "vision" not in name:
             # tables with an index for padding number positions from the next index on
             limits.append(child.num_embeddings - (0 if child.padding_idx is None else child.padding_idx + 1))
-    return min(limits)
+    return min(limits, default=LONGEST)
 
 
 def image_input(config: Any, batch: Any) -> ExampleInput:

@@ -428,9 +428,13 @@ def test_long_and_short_frequencies_are_in_one_program(transformers: Any) -> Non
 
 
 def test_the_longest_text_is_the_number_of_positions(transformers: Any) -> None:
+    from hatch_lower.huggingface.examples import longest_text
+
     make, _ = NETWORKS["roberta"]
     sequence = model(make(transformers)).methods["forward"].dynamic_shapes["input_ids"][1]
     assert sequence.max == 38, "the first two positions of the 40 are for padding"
+    long = transformers.LlamaConfig(max_position_embeddings=9000, **WORDS)
+    assert longest_text(transformers.LlamaModel(long)) == 9000
 
 
 def test_the_example_has_padding_so_that_masks_are_compared(transformers: Any) -> None:
