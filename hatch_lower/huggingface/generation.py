@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from hatch_lower.errors import EntryPointError
 from hatch_lower.frozen import Frozen
 from hatch_lower.huggingface.attention import ApartCache, Layers, attention_apart
-from hatch_lower.huggingface.examples import BATCH, LARGEST_BATCH, longest_text, made_inputs
+from hatch_lower.huggingface.examples import BATCH, LARGEST_BATCH, LONGEST_SAMPLES, longest_text, made_inputs
 from hatch_lower.huggingface.patches import exporting
 from hatch_lower.model import Method, Model
 
@@ -72,6 +72,10 @@ class OwnCache(DynamicCache):
         return super().get_seq_length(layer_idx) - self.unseen
 
 
+class EncoderResult(BaseModelOutput):
+    attention_mask = None  # Moonshine's decoder reads the attribute
+
+
 class Generator(torch.nn.Module):
     """A language model with the methods that generation calls.
 
@@ -96,6 +100,7 @@ class Generator(torch.nn.Module):
         self.takes_positions = form.is_apart or "position_ids" in self.parameter_names
         self.window = sliding_window(self.text_config)
         self.has_encoder_mask = self.has_encoder and self.main == "input_ids"
+        self.has_any_sound = self.has_encoder and self.main == "input_values"  # of any length
         self.shapes = self._cache_shapes()
 
     def start(self, **inputs: Tensor) -> dict[str, Any]:
@@ -107,10 +112,10 @@ class Generator(torch.nn.Module):
         if self.has_encoder:
             if "attention_mask" in inputs:
                 inputs["attention_mask"] = self._mask(inputs["attention_mask"])
-            encoded = self.model.get_encoder()(**inputs).last_hidden_state
+            encoded = EncoderResult(self.model.get_encoder()(**inputs).last_hidden_state)
             both = EncoderDecoderCache(DynamicCache(), DynamicCache())
             token = torch.zeros(batch, 1, dtype=torch.int64)
-            self.model(decoder_input_ids=token, encoder_outputs=BaseModelOutput(encoded), cache=both, use_cache=True)
+            self.model(decoder_input_ids=token, encoder_outputs=encoded, cache=both, use_cache=True)
             found["cross"] = keys_and_values(both.cross_attention_cache)
         return found
 
@@ -136,7 +141,7 @@ class Generator(torch.nn.Module):
             both = EncoderDecoderCache(own, DynamicCache(cross))
             both.is_updated = dict.fromkeys(range(len(cross)), True)
             # the layers read the keys of the cache, and no numbers of the encoder's result
-            result = BaseModelOutput(cross[0][0][:, 0])
+            result = EncoderResult(cross[0][0][:, 0])
             words = None if encoder_mask is None else self._mask(encoder_mask)
             given = {"decoder_input_ids": input_ids, "decoder_attention_mask": mask, "cache": both}
             given |= {"encoder_outputs": result, "attention_mask": words}
@@ -213,12 +218,15 @@ def generation_model(module: PreTrainedModel, kind: type[Generator]) -> Model:
         started = made.start(**{name: example.value for name, example in start.items()})
     decode = decode_examples(made, started, batch, source)
     examples = {"start": start, "decode": decode, **made.further_examples(batch)}
-    methods = {name: as_method(each) for name, each in examples.items()}
+    # torch.export proves nothing about quotients of samples
+    deferred = {"start"} if made.has_any_sound else set()
+    methods = {name: as_method(each, defer_guards=name in deferred) for name, each in examples.items()}
     return Model(made, methods, exporting=partial(exporting, module))
 
 
-def as_method(examples: dict[str, Example]) -> Method:
+def as_method(examples: dict[str, Example], *, defer_guards: bool) -> Method:
     return Method(
+        defer_guards=defer_guards,
         kwargs={name: example.value for name, example in examples.items()},
         dynamic_shapes={name: example.shape for name, example in examples.items()},
     )
@@ -261,6 +269,8 @@ def decode_examples(made: Generator, started: dict[str, Any], batch: Any, source
     if made.has_encoder:
         cross = started["cross"]
         sizes = {0: batch, 2: source} if made.has_encoder_mask else {0: batch}
+        if made.has_any_sound:
+            sizes[2] = Dim("frames", min=1, max=LONGEST_SAMPLES)
         found["cross"] = Example(cross, [(dict(sizes), dict(sizes)) for _ in cross])
     if made.has_encoder_mask:
         found["encoder_mask"] = Example(

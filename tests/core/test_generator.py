@@ -40,6 +40,19 @@ ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"vocab_size": 99, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8},
     ),
     "absolute positions": ("Bart", {"forced_eos_token_id": None, **SEQ2SEQ}),
+    "sound of any length": (
+        "Moonshine",
+        {
+            "vocab_size": 99,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "encoder_num_hidden_layers": 1,
+            "decoder_num_hidden_layers": 2,
+            "encoder_num_attention_heads": 4,
+            "decoder_num_attention_heads": 4,
+            "max_position_embeddings": 64,
+        },
+    ),
     "sound": ("Whisper", {"max_source_positions": 20, "num_mel_bins": 8, "suppress_tokens": None, **SEQ2SEQ}),
 }
 
@@ -54,12 +67,20 @@ def language_model(transformers: Any, kind: str, config: Mapping[str, Any]) -> A
     """Return a model with large random weights, whose tokens differ from step to step."""
     torch.manual_seed(0)
     found = getattr(transformers, f"{kind}Config")
-    head = {"GPT2": "LMHeadModel"}.get(kind, "ForConditionalGeneration" if "d_model" in config else "ForCausalLM")
+    is_beside = not config.keys().isdisjoint({"d_model", "encoder_num_hidden_layers"})
+    head = {"GPT2": "LMHeadModel"}.get(kind, "ForConditionalGeneration" if is_beside else "ForCausalLM")
     module = getattr(transformers, kind + head)(found(**config)).eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(3 if parameter.dim() > 1 else 1)
     return module
+
+
+def encoder_inputs(module: Any) -> dict[str, torch.Tensor]:
+    """Return four rows of an encoder's inputs."""
+    sounds = {"input_features": (4, 8, 40), "input_values": (4, 9000)}
+    main = module.main_input_name
+    return {main: torch.randn(sounds[main])} if main in sounds else {k: each.flip(1) for k, each in prompts().items()}
 
 
 def prompts() -> dict[str, torch.Tensor]:
@@ -134,9 +155,7 @@ def test_experts_are_exported_with_operators_of_torch(transformers: Any) -> None
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_tokens_after_an_encoder_are_those_of_transformers(kind: str, transformers: Any) -> None:
     module = language_model(transformers, *ENCODERS[kind])
-    given = {name: each.flip(1) for name, each in prompts().items()}
-    if module.main_input_name == "input_features":
-        given = {"input_features": torch.randn(4, 8, 40)}
+    given = encoder_inputs(module)
     first = torch.ones(4, 1, dtype=torch.int64)
     wanted = transformers.GenerationMixin.generate(
         module, **given, **OPTIONS, decoder_start_token_id=1, do_sample=False
@@ -189,6 +208,13 @@ def test_scores_are_changed_as_transformers_changes_them(options: Mapping[str, A
     wanted = module.generate(**given, **ends, **options, do_sample=False)
     assert torch.equal(model.generate(**given, **ends, **options), wanted)
     assert not torch.equal(model.generate(**given, **ends), wanted)
+
+
+def test_a_sound_before_a_text_has_any_length(transformers: Any) -> None:
+    module = language_model(transformers, *ENCODERS["sound of any length"])
+    start, decode = capture_model("net", generator(module), NullReporter()).methods
+    assert set(start.dimensions.values()) == {"batch", "samples"}
+    assert "frames" in decode.dimensions.values()
 
 
 def test_the_methods_are_exported_for_all_sizes(transformers: Any) -> None:
@@ -296,9 +322,7 @@ def test_a_cache_of_a_fixed_size_is_refused(transformers: Any, tmp_path: Path) -
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_beams_after_an_encoder(kind: str, transformers: Any, tmp_path: Path) -> None:
     module = language_model(transformers, *ENCODERS[kind])
-    given = {name: each.flip(1) for name, each in prompts().items()}
-    if module.main_input_name == "input_features":
-        given = {"input_features": torch.randn(4, 8, 40)}
+    given = encoder_inputs(module)
     options = {**OPTIONS, "num_beams": 3, "do_sample": False, "decoder_start_token_id": 1}
     wanted = transformers.GenerationMixin.generate(module, **given, **options)
     assert torch.equal(pretrained(module, tmp_path).generate(**given, **options), wanted)

@@ -86,7 +86,8 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
         self.decode = model.methods["decode"]
         self.takes = frozenset(inspect.signature(self.decode).parameters)
         self.arrays = model.arrays
-        self.main_input_name = "input_features" if "input_features" in self.start.takes else "input_ids"
+        sounds = (name for name in ("input_features", "input_values") if name in self.start.takes)
+        self.main_input_name = next(sounds, "input_ids")
 
     @property
     def device(self) -> torch.device:
@@ -114,6 +115,7 @@ class Lowered(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call
         logits_to_keep: int = 0,
         pixel_values: Tensor | None = None,
         use_cache: bool | None = None,
+        input_values: Tensor | None = None,
         **ignored: Any,
     ) -> Any:
         """Return logits of the last `logits_to_keep` tokens (0: of all) and the cache, as models of transformers do.
