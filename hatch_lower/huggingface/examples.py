@@ -26,6 +26,7 @@ LETTERS = 128  # of ASCII, for models of letters (CANINE), which have no vocabul
 # endings of classes: of a decoder that reads the encoder's tokens, and of texts to choose from
 HEADS, CHOICES = ("ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification"), "ForMultipleChoice"
 MOST_CHOICES = 64
+SPEAKERS = "ForXVector"  # ending of classes
 LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")  # members with a number of positions
 POSITIONS = ("position_embeddings", "embed_positions", "position_embedding", "wpe")  # names of embeddings of positions
 
@@ -67,7 +68,8 @@ def known_inputs(module: PreTrainedModel, batch: Any, names: Container[str]) -> 
         yield (
             "input_values",
             ExampleInput(
-                torch.randn(BATCH, SAMPLES), {0: batch, 1: Dim("samples", min=SAMPLES // 4, max=LONGEST_SAMPLES)}
+                torch.randn(BATCH, SAMPLES),
+                {0: batch, 1: Dim("samples", min=fewest_samples(module), max=LONGEST_SAMPLES)},
             ),
         )
     if main == "input_features":
@@ -128,6 +130,17 @@ def image_input(config: Any, batch: Any) -> ExampleInput:
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     channels = getattr(config, "num_channels", None) or 3
     return ExampleInput(torch.randn(BATCH, channels, height, width), {0: batch})
+
+
+def fewest_samples(module: PreTrainedModel) -> int:
+    """Return the least number of samples of a sound: a quarter of a second, or what the layers of x-vectors take."""
+    config = module.config
+    if not type(module).__name__.endswith(SPEAKERS):
+        return SAMPLES // 4
+    count = 1 + sum((size - 1) * step for size, step in zip(config.tdnn_kernel, config.tdnn_dilation, strict=True))
+    for size, step in reversed([*zip(config.conv_kernel, config.conv_stride, strict=True)]):
+        count = (count - 1) * step + size
+    return int(max(count, SAMPLES // 4))
 
 
 def spectrogram_input(config: Any, batch: Any) -> ExampleInput:

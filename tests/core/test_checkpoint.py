@@ -361,6 +361,12 @@ NETWORKS: dict[str, tuple[Callable[[Any], Any], dict[str, set[str]]]] = {
         lambda library: library.Wav2Vec2ForCTC(library.Wav2Vec2Config(**SOUND)),
         {"input_values": {"batch", "samples"}},
     ),
+    "x-vector": (
+        lambda library: library.Wav2Vec2ForXVector(
+            library.Wav2Vec2Config(tdnn_dim=[8] * 3, tdnn_kernel=[5, 3, 3], tdnn_dilation=[1, 90, 190], **SOUND)
+        ),
+        {"input_values": {"batch", "samples"}},
+    ),
     "spectrogram": (
         lambda library: library.ASTForAudioClassification(
             library.ASTConfig(max_length=32, num_mel_bins=16, patch_size=8, frequency_stride=8, time_stride=8, **SMALL)
