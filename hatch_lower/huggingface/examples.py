@@ -11,6 +11,7 @@ from torch.export import Dim
 
 from hatch_lower.errors import EntryPointError
 from hatch_lower.frozen import Frozen
+from hatch_lower.huggingface.end_tokens import reads_end_tokens
 from hatch_lower.huggingface.pooled_positions import shortest_pooled_text
 
 if TYPE_CHECKING:
@@ -95,9 +96,12 @@ def text_inputs(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, Exam
 def tokens_of_text(module: PreTrainedModel, batch: Any) -> Iterator[tuple[str, ExampleInput]]:
     config = module.config.get_text_config()
     length = Dim(SEQUENCE_NAME, min=shortest_pooled_text(module), max=longest_text(module))
-    yield "input_ids", token_input(config, batch, length)
+    ids = token_input(config, batch, length)
     mask = torch.ones(BATCH, SEQUENCE, dtype=torch.int64)
     mask[-1, SEQUENCE // 2 :] = 0  # padding, so that the comparison with eager covers it
+    if reads_end_tokens(module):
+        ids.value[(mask > 0) & (mask.cumsum(1) == mask.sum(1, keepdim=True))] = config.eos_token_id
+    yield "input_ids", ids
     yield "attention_mask", ExampleInput(mask, {0: batch, 1: length})
     if getattr(config, "type_vocab_size", 0) > 1:
         yield "token_type_ids", ExampleInput(torch.zeros_like(mask), {0: batch, 1: length})

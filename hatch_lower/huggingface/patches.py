@@ -51,12 +51,16 @@ def exporting(module: PreTrainedModel) -> Iterator[None]:
     from transformers.exporters.exporter_dynamo import reset_model_state
     from transformers.exporters.utils import apply_patches
 
+    from hatch_lower.huggingface.end_tokens import last_ends_selected
     from hatch_lower.huggingface.experts import experts_for_export
     from hatch_lower.huggingface.frames import frames_padded
     from hatch_lower.huggingface.pooled_positions import positions_computed
     from hatch_lower.huggingface.whole_images import images_whole
 
-    patches = (reset_model_state, experts_for_export, frames_padded, images_whole, positions_computed, frequencies_kept)
+    patches = (
+        *(reset_model_state, experts_for_export, frames_padded, images_whole, positions_computed, frequencies_kept),
+        last_ends_selected,
+    )
     with ExitStack() as stack:
         stack.enter_context(apply_patches("dynamo"))
         for patch in patches:

@@ -26,7 +26,7 @@ OTHERS = {
     "pytest": {"_arg2fixturedefs"},
     "Python": {"_Environ", "_config", "_exit", "_fields", "_getframe", "_handle", "_replace"},
     "torchao": {"_annotate_nodes_not_quantize"},
-    "transformers": {"_apply_gate", "_attn_implementation", "_can_set_experts_implementation"},
+    "transformers": {"_apply_gate", "_attn_implementation", "_can_set_experts_implementation", "_shift_right"},
 }
 
 
