@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = ["ARCHITECTURES", "KINDS", "Architecture", "make"]
 
+READS_IMAGES = "language model that reads images"
 WORDS = 99  # size of vocabularies
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 TEXT = {"vocab_size": WORDS, **SMALL}
@@ -22,10 +23,20 @@ BESIDE = {"vocab_size": WORDS, "d_model": 32, "encoder_layers": 2, "decoder_laye
 BESIDE |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 BESIDE |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 BESIDE |= {"max_position_embeddings": 128, "forced_eos_token_id": None}
+RELATIVE = {"vocab_size": WORDS, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8}
+RELATIVE |= {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}
 IMAGE = {"image_size": 32, "patch_size": 8, **SMALL}
 SOUND = {"vocab_size": 32, "conv_dim": (16,) * 7, "num_feat_extract_layers": 7, **SMALL}
 SOUND |= {"conv_kernel": (10, 3, 3, 3, 3, 2, 2), "conv_stride": (5, 2, 2, 2, 2, 2, 2)}
 SOUND |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+SEEN = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+SEEN |= {"image_size": 16, "patch_size": 4}
+CLIP, SIGLIP = ({"model_type": f"{kind}_vision_model", **SEEN} for kind in ("clip", "siglip"))
+PIXTRAL = {"model_type": "pixtral", "head_dim": 8, **SMALL, "image_size": 16, "patch_size": 4}
+GRIDS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32], [16, 48]]}
+READER = {**GROUPED, "max_position_embeddings": 512, "head_dim": 8}
+SIZED = {**READER, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
+QWEN_TOKENS = {"image_token_id": 97, "video_token_id": 88, "vision_start_token_id": 89, "vision_end_token_id": 90}
 DEEP = {"hidden_sizes": [16, 32], "depths": [1, 1]}
 LINES = {"out_features": ["stage1", "stage2"]}
 PAIR = {
@@ -40,6 +51,7 @@ class Architecture:
     model: str  # the class
     config: Mapping[str, Any]
     task: str = ""  # where the class alone does not decide
+    name: str = ""  # default: the class
     parts: Mapping[str, tuple[str, Mapping[str, Any]]] = field(
         default_factory=dict
     )  # configurations in the configuration
@@ -141,18 +153,10 @@ FOUND = [
     *group(
         "encoder with a decoder",
         {
-            "T5ForConditionalGeneration": {
-                "vocab_size": WORDS,
-                "d_model": 32,
-                "d_ff": 64,
-                "num_layers": 2,
-                "num_heads": 4,
-                "d_kv": 8,
-                "pad_token_id": 0,
-                "eos_token_id": 2,
-                "decoder_start_token_id": 1,
-            },
+            "T5ForConditionalGeneration": RELATIVE,
+            "T5ForSequenceClassification": RELATIVE,
             "BartForConditionalGeneration": BESIDE,
+            "BartForSequenceClassification": BESIDE,
             "MBartForConditionalGeneration": BESIDE,
             "PegasusForConditionalGeneration": BESIDE,
             "MarianMTModel": BESIDE,
@@ -164,6 +168,16 @@ FOUND = [
                 "suppress_tokens": None,
                 "begin_suppress_tokens": None,
                 **{k: v for k, v in BESIDE.items() if k != "max_position_embeddings"},
+            },
+            "MoonshineForConditionalGeneration": {
+                "vocab_size": WORDS,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "encoder_num_hidden_layers": 2,
+                "decoder_num_hidden_layers": 2,
+                "encoder_num_attention_heads": 4,
+                "decoder_num_attention_heads": 4,
+                "max_position_embeddings": 64,
             },
         },
     ),
@@ -241,6 +255,7 @@ FOUND = [
             "Wav2Vec2ForCTC": SOUND,
             "HubertForSequenceClassification": SOUND,
             "WavLMForCTC": SOUND,
+            "Wav2Vec2ForXVector": {"tdnn_dim": [16] * 5, "xvector_output_dim": 16, **SOUND},
             "SEWForCTC": {"squeeze_factor": 2, **SOUND},
             "Data2VecAudioForCTC": SOUND,
             "ASTForAudioClassification": {"max_length": 64, "num_mel_bins": 32, "patch_size": 8, **SMALL},
@@ -255,8 +270,104 @@ FOUND = [
             "ViltForQuestionAnswering": {"max_position_embeddings": 32, "num_labels": 3, **TEXT, **IMAGE},
         },
     ),
+    *group(
+        READS_IMAGES,
+        {
+            "LlavaForConditionalGeneration": {
+                "image_token_id": 98,
+                "text_config": {"model_type": "llama", **READER},
+                "vision_config": CLIP,
+            },
+            "LlavaNextForConditionalGeneration": {
+                "image_token_id": 98,
+                "text_config": {"model_type": "mistral", **READER, "sliding_window": None},
+                "vision_config": CLIP,
+                **GRIDS,
+            },
+            "LlavaOnevisionForConditionalGeneration": {
+                "image_token_id": 98,
+                "video_token_id": 94,
+                "text_config": {"model_type": "qwen2", **READER},
+                "vision_config": SIGLIP,
+                **GRIDS,
+            },
+            "Mistral3ForConditionalGeneration": {
+                "image_token_id": 95,
+                "text_config": {"model_type": "mistral", **READER, "sliding_window": None},
+                "vision_config": PIXTRAL,
+                "spatial_merge_size": 2,
+            },
+            "Gemma3ForConditionalGeneration": {
+                "image_token_id": 98,
+                "boi_token_id": 96,
+                "eoi_token_id": 93,
+                "text_config": {**READER, "sliding_window": 6},
+                "vision_config": SEEN,
+                "mm_tokens_per_image": 4,
+            },
+            "PaliGemmaForConditionalGeneration": {
+                "image_token_id": 98,
+                "text_config": {"model_type": "gemma", **READER},
+                "vision_config": {**SIGLIP, "projection_dim": 32, "vision_use_head": False},
+                "projection_dim": 32,
+                "hidden_size": 32,
+            },
+            "Qwen2VLForConditionalGeneration": {
+                **QWEN_TOKENS,
+                "text_config": SIZED,
+                "vision_config": {
+                    "depth": 2,
+                    "embed_dim": 16,
+                    "hidden_size": 32,
+                    "mlp_ratio": 2,
+                    "num_heads": 2,
+                    "patch_size": 4,
+                },
+            },
+            "Qwen2_5_VLForConditionalGeneration": {
+                **QWEN_TOKENS,
+                "text_config": SIZED,
+                "vision_config": {
+                    "depth": 3,
+                    "hidden_size": 16,
+                    "intermediate_size": 24,
+                    "out_hidden_size": 32,
+                    "num_heads": 2,
+                    "patch_size": 4,
+                    "window_size": 16,
+                    "fullatt_block_indexes": [1],
+                },
+            },
+            "Qwen3VLForConditionalGeneration": {
+                **QWEN_TOKENS,
+                "text_config": SIZED,
+                "vision_config": {
+                    "depth": 3,
+                    "hidden_size": 16,
+                    "intermediate_size": 24,
+                    "out_hidden_size": 32,
+                    "num_heads": 2,
+                    "patch_size": 4,
+                    "num_position_embeddings": 16,
+                    "deepstack_visual_indexes": [0, 2],
+                },
+            },
+        },
+    ),
+    Architecture(
+        READS_IMAGES,
+        "LlavaForConditionalGeneration",
+        {
+            "image_token_id": 95,
+            "text_config": {"model_type": "mistral", **READER, "sliding_window": None},
+            "vision_config": PIXTRAL,
+            "vision_feature_select_strategy": "full",
+            "vision_feature_layer": -1,
+        },
+        name="LlavaForConditionalGeneration with Pixtral",
+    ),
 ]
-ARCHITECTURES = {each.model: each for each in FOUND}
+ARCHITECTURES = {each.name or each.model: each for each in FOUND}
 KINDS = tuple(dict.fromkeys(each.kind for each in FOUND))
 
 

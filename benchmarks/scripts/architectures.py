@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+from architecture_images import has_processor, made_processor
 from architecture_models import ARCHITECTURES, make
 from architectures_measure import measure
 
@@ -68,11 +69,13 @@ def measured(name: str, project: Path, engines: list[str]) -> dict[str, Any]:
         (project / "subject").mkdir(parents=True, exist_ok=True)
         (project / "subject" / "__init__.py").touch()
         make(name).save_pretrained(project / "checkpoint")
+        if has_processor(name):
+            made_processor(name).save_pretrained(project / "checkpoint")
     found: dict[str, Any] = {}
     while engines:
         error = built(name, project, engines)
         if not error:
-            return found | compared(project, engines)
+            return found | compared(name, project, engines)
         failed = RECIPE.search(error)
         failing = [engines[0] if failed["recipe"] == DEFAULT else failed["recipe"]] if failed else engines
         found |= {engine: {"error": error} for engine in failing}
@@ -107,7 +110,7 @@ def error_of(text: str) -> str:
     return text[begin + 1 + len(TITLE) :].strip() if begin >= 0 else "\n".join(text.splitlines()[-12:])
 
 
-def compared(project: Path, engines: list[str]) -> dict[str, Any]:
+def compared(name: str, project: Path, engines: list[str]) -> dict[str, Any]:
     """Return the partitions of each method, the reasons of nodes outside, and the comparison with transformers."""
     done = run(project, "-m", "hatch_lower", "inspect", "site/subject/_lowered", "--json")
     (report,) = json.loads(done.stdout)
@@ -116,7 +119,7 @@ def compared(project: Path, engines: list[str]) -> dict[str, Any]:
     recipes = dict(zip(engines, [DEFAULT, *engines[1:]], strict=True))
     path = project / "compared.json"
     path.unlink(missing_ok=True)
-    process = FRESH.Process(target=measure, args=(project, inputs, list(recipes.values()), path))
+    process = FRESH.Process(target=measure, args=(name, project, inputs, list(recipes.values()), path))
     process.start()
     process.join()
     answers = json.loads(path.read_text()) if path.exists() else {}

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from architecture_images import has_processor, prompts
 from architecture_models import WORDS
 
 import hatch_lower
@@ -27,13 +29,14 @@ FIRST = 10  # smaller numbers are special tokens
 INPUT = re.compile(r"(\w+)\[(.*)\]")
 
 
-def measure(project: Path, inputs: Mapping[str, str], recipes: Sequence[str], path: Path) -> None:
+def measure(name: str, project: Path, inputs: Mapping[str, str], recipes: Sequence[str], path: Path) -> None:
     """Write the comparison of each recipe as JSON.
 
     The JSON has the largest difference from transformers as a share of the largest number, and a text for each call
     with unequal results, or an error.
 
     Args:
+        name: of the architecture.
         project: with the folders `site` and `checkpoint`.
         inputs: of `forward` by name, as `hatch-lower inspect` describes them; empty for a model with `generate`.
         recipes: names of recipes.
@@ -46,16 +49,17 @@ def measure(project: Path, inputs: Mapping[str, str], recipes: Sequence[str], pa
     for recipe in recipes:
         try:
             eager = kind.from_pretrained(project / "checkpoint", dtype=torch.float32).eval()
-            found[recipe] = outcome(hatch_lower.load("subject", recipe=recipe), eager, inputs)
+            described = partial(forwards, described=inputs) if inputs else generations
+            calls = partial(with_images, name=name) if has_processor(name) else described
+            found[recipe] = outcome(hatch_lower.load("subject", recipe=recipe), eager, calls)
         except Exception as error:  # of any kind: the row of the table
             found[recipe] = {"error": f"the call: {type(error).__name__}: {error}"}
     path.write_text(json.dumps(found))
 
 
-def outcome(model: Any, eager: Any, described: Mapping[str, str]) -> dict[str, Any]:
+def outcome(model: Any, eager: Any, calls: Callable[..., Iterator[Any]]) -> dict[str, Any]:
     largest, unequal = 0.0, []
-    calls = forwards(model, eager, described) if described else generations(model, eager)
-    for title, found, wanted in calls:
+    for title, found, wanted in calls(model, eager):
         difference, is_equal = compared(found, wanted)
         largest = max(largest, difference)
         if not is_equal:
@@ -103,6 +107,9 @@ def random_inputs(
         if rows > 1:
             found["attention_mask"][-1, -4:] = 0
             found["input_ids"][-1, -4:] = config.get_text_config().pad_token_id or 0
+        if config.is_encoder_decoder:  # an end token for each text
+            places = found["attention_mask"].sum(1, keepdim=True) - 1
+            found["input_ids"].scatter_(1, places, config.eos_token_id)
     return found
 
 
@@ -121,7 +128,9 @@ def generations(model: Any, eager: Any) -> Iterator[tuple[str, Any, torch.Tensor
             padded = (-1, slice(-4, None)) if has_encoder else (-1, slice(4))
             ids[padded], mask[padded] = config.pad_token_id or 0, 0
         given = {"input_ids": ids, "attention_mask": mask}
-        if main != "input_ids":
+        if main == "input_values":
+            given = {main: torch.randn(rows, lengths["samples"])}
+        elif main != "input_ids":
             frames = 2 * eager.config.max_source_positions
             given = {main: torch.randn(rows, eager.config.num_mel_bins, frames)}
         options = {"max_new_tokens": NEW_TOKENS, "pad_token_id": config.pad_token_id or 0}
@@ -130,6 +139,19 @@ def generations(model: Any, eager: Any) -> Iterator[tuple[str, Any, torch.Tensor
         wanted = transformers.GenerationMixin.generate(eager, **given, **more, **options, do_sample=False)
         found = model.generate(**arrays(model, {**given, **more}), **options, eos_token_id=[])
         yield f"{rows} rows, tokens", found, wanted
+
+
+def with_images(model: Any, eager: Any, name: str) -> Iterator[tuple[str, Any, torch.Tensor]]:
+    """Yield tokens of both sides after prompts with images, and the arguments of `preprocess` and of the processor."""
+    options = {"max_new_tokens": NEW_TOKENS, "pad_token_id": 0}
+    eager.generation_config.eos_token_id = None
+    for title, given, made in prompts(name, model):
+        wanted = eager.generate(**given, **options, do_sample=False)
+        yield title, model.generate(**arrays(model, given), **options, eos_token_id=[]), wanted
+        for argument, value in made.items():
+            yield f"{title}, `{argument}` of `preprocess`", value, given[argument]
+        if made:
+            yield f"{title}, `preprocess`", model.generate(**made, **options, eos_token_id=[]), wanted
 
 
 def arrays(model: Any, given: Mapping[str, torch.Tensor]) -> dict[str, Any]:
