@@ -128,7 +128,8 @@ def variants(
         given = [packing, {ISA: isa}, {ISA: isa, **packing}] if newer else [packing]
     elif choice.name in THREADED:
         given = [{THREADS: 1}] if threads > 1 else []
-        given = [*given, {PORTABLE_OPERATORS: True}] if choice.name == "executorch" else given
+        if choice.name == "executorch":
+            given = [*given, {PORTABLE_OPERATORS: True}]
     for options in given:
         yield (BackendChoice(choice.name, options),), precision
 
