@@ -6,7 +6,7 @@ no path. A machine replaces the measurements of its own instruction set level; m
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from hatch_lower.errors import ConfigError, ProgramError
@@ -123,10 +123,15 @@ class Evidence(Frozen):
     def of_model(self, model: str, level: str) -> list[Measurement]:
         return [each for each in self.measurements if (each.model, each.level) == (model, level)]
 
-    def with_model(self, choice: TunedChoice, measured: Iterable[Measurement]) -> "Evidence":
-        """Return the evidence with other measurements and another choice of a model and level; the rest stays."""
+    def with_model(
+        self, choice: TunedChoice, measured: Iterable[Measurement], left_out: Container[str] = ()
+    ) -> "Evidence":
+        """Return the evidence with other measurements and another choice of a model and level; the rest stays.
+
+        `left_out`: recipes of the project that could not be measured now, whose earlier measurements stay.
+        """
         place = choice.model, choice.level
-        kept = [each for each in self.measurements if (each.model, each.level) != place]
+        kept = [each for each in self.measurements if (each.model, each.level) != place or each.recipe in left_out]
         choices = [each for each in self.choices if (each.model, each.level) != place]
         return Evidence(
             tuple(sorted([*kept, *measured], key=lambda each: each.key)),

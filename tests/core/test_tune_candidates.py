@@ -27,7 +27,7 @@ def settings_of(**table: Any) -> Settings:
 
 
 def names(settings: Settings, *backends: str, precisions: Any = ()) -> list[str]:
-    return [each.name for each in first_candidates(settings, backends, precisions)]
+    return [each.name for each in first_candidates(settings, "digits", backends, precisions)]
 
 
 def test_candidates_are_the_recipes_of_the_project_the_portable_recipe_and_each_engine() -> None:
@@ -71,23 +71,42 @@ def test_a_taken_name_gets_a_number() -> None:
     ],
 )
 def test_options_fit_the_machine(engine: str, level: str, threads: int, found: list[str]) -> None:
-    candidates = first_candidates(settings_of(), [engine], ())
+    candidates = first_candidates(settings_of(), "digits", [engine], ())
     plain = next(each for each in candidates if each.name == engine)
     added = [candidates.add(*each) for each in variants(plain, level, threads)]
     assert [each.name for each in added if each is not None] == found
 
 
 def test_a_candidate_is_compared_with_eager_also_in_a_project_without_comparisons() -> None:
-    assert all(each.recipe.verify for each in first_candidates(settings_of(verify=False), (), ()))
+    assert all(each.recipe.verify for each in first_candidates(settings_of(verify=False), "digits", (), ()))
 
 
 def test_a_build_of_a_candidate_is_for_one_model_and_recipe() -> None:
     settings = settings_of(backends=["aoti"])
-    candidate = next(each for each in first_candidates(settings, ["openvino"], ()) if each.name == "openvino")
+    candidate = next(each for each in first_candidates(settings, "digits", ["openvino"], ()) if each.name == "openvino")
     found = settings_of_candidate(settings, settings.models[1], candidate)
     assert [(model.name, model.recipes) for model in found.models] == [("faces", ("openvino",))]
     assert found.recipe_order == ("openvino",)
     assert found.runtime_requirements == "add"
+
+
+def test_every_recipe_of_the_model_is_a_candidate_and_an_equal_recipe_of_others_is_none() -> None:
+    recipes = {"first": {"rtol": 0.5}, "second": {"torch-free": True}, "other": {}}
+    settings = settings_of(recipes=recipes, models={"digits": {"recipes": ["first", "second"]}})
+    assert names(settings, "openvino") == ["first", "second", "openvino"]
+
+
+def test_a_new_candidate_has_the_needs_of_the_first_recipe_of_the_model() -> None:
+    recipes = {"own": {"backends": ["aoti"]}, "best": {"torch-free": True, "rtol": 0.5}}
+    settings = settings_of(recipes=recipes, models={"digits": {"recipes": ["best"]}})
+    candidates = {each.name: each for each in first_candidates(settings, "digits", ["openvino"], ())}
+    builds = {name: settings_of_candidate(settings, settings.models[0], each) for name, each in candidates.items()}
+    assert {name: each.torch_free for name, each in builds.items()} == {
+        "best": ("best",),
+        "own": (),
+        "openvino": ("openvino",),
+    }
+    assert candidates["openvino"].recipe.rtol == 0.5
 
 
 def test_settings_are_shown_with_options_and_precision() -> None:

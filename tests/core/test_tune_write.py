@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.cli.measure.tune.candidates import TunedCandidate
+from hatch_lower.cli.measure.tune.candidates import TunedCandidate, first_candidates
 from hatch_lower.cli.measure.tune.choose import TunedModel
 from hatch_lower.cli.measure.tune.write import read_files, write_choices
 from hatch_lower.config.settings import Metadata, Recipe, Settings, read_settings
@@ -141,6 +141,39 @@ def test_options_and_precision_are_written_as_they_were_measured(tmp_path: Path)
     assert 'backends = [{name = "openvino", threads = 1}]\nprecision = "int8"\n' in found
     recipe = next(each for each in settings_of(found, tmp_path).recipes if each.name == INT8.name)
     assert recipe_digest(recipe) == recipe_digest(INT8)
+
+
+@pytest.mark.parametrize(
+    ("top", "added"),
+    [
+        ("", ["rtol = 0.01", 'on-mismatch = "fail"', "torch-free = true"]),
+        ("rtol = 0.01\ntorch-free = true\n", ['on-mismatch = "fail"']),
+    ],
+)
+def test_a_new_table_has_the_needs_with_which_the_recipe_was_measured(
+    top: str, added: list[str], tmp_path: Path
+) -> None:
+    own = '[tool.hatch.build.hooks.lower.recipes.a]\nrtol = 0.01\ntorch-free = true\non-mismatch = "fail"\n'
+    text = f"[tool.hatch.build.hooks.lower]\n{top}models.digits.recipes = ['a']\n{own}"
+    settings = settings_of(text, tmp_path)
+    candidates = first_candidates(settings, "digits", ["openvino"], ())
+    best = next(each for each in candidates if each.name == "openvino")
+    found = written(tmp_path, text, replace(tuned({"OPENVINO": 1.0}), candidates={"openvino": best}, chosen=best))
+    table = found.partition("recipes.openvino]\n")[2].partition("\n\n")[0].splitlines()
+    assert table == ['backends = ["openvino"]', *added]
+    after = settings_of(found, tmp_path)
+    assert next(each for each in after.recipes if each.name == "openvino") == best.recipe
+    assert "openvino" in after.torch_free
+
+
+def test_a_recipe_that_is_left_out_keeps_its_earlier_measurement(tmp_path: Path) -> None:
+    text = '[tool.hatch.build.hooks.lower]\norder = "measured"\nmodels.digits.recipes = ["a", "b"]\n'
+    text += '[tool.hatch.build.hooks.lower.recipes.a]\n[tool.hatch.build.hooks.lower.recipes.b]\nbackends = ["aoti"]\n'
+    written(tmp_path, text, tuned({"A": 1.0, "B": 2.0}, ("a", "b")))
+    candidates = {recipe.name: TunedCandidate(recipe, is_written=True) for recipe in (A, B)}
+    later = replace(tuned({"A": 1.0}, ("a",)), candidates=candidates, left_out={"b": "not installed"})
+    found = written(tmp_path, text, later)
+    assert set(find_measured(settings_of(found, tmp_path))["digits"]) == {"a", "b"}
 
 
 NAMED = """\

@@ -30,6 +30,7 @@ DEFAULT_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3")  # for machines of these l
 class TunedCandidate(Frozen):
     recipe: Recipe
     is_written: bool = False  # in the project's table
+    torch_free: bool = False  # left out if the recipe needs torch
 
     @property
     def name(self) -> str:
@@ -38,6 +39,11 @@ class TunedCandidate(Frozen):
     @property
     def options(self) -> int:
         return sum(len(choice.options) for choice in self.recipe.backends)
+
+    def of(self, name: str, backends: Sequence[BackendChoice], precision: Precision) -> TunedCandidate:
+        """Return a candidate with other backends and another precision, and with the other settings of this one."""
+        recipe = replace(self.recipe, name=name, backends=tuple(backends), precision=precision)
+        return replace(self, recipe=recipe)
 
     def without_threads(self) -> tuple[BackendChoice, ...]:
         """Return the backends with the engines' own numbers of threads."""
@@ -53,36 +59,51 @@ class TunedCandidate(Frozen):
 
 
 class Candidates:
-    """Different candidates in the order of their addition; equal settings are a single candidate."""
+    """The model's recipes, and other candidates with settings of their own, in the order of their addition.
 
-    def __init__(self, settings: Settings) -> None:
-        self._found: dict[str, TunedCandidate] = {}  # by digest
-        self._template = settings.recipes[0]
-        for recipe in settings.recipes:
-            self._add(TunedCandidate(verified(recipe), is_written=True))
+    New candidates have the tolerances and the needs of the model's first recipe, which a choice replaces.
+    """
+
+    def __init__(self, settings: Settings, model: str) -> None:
+        (own,) = (each for each in settings.models if each.name == model)
+        written = [written_candidate(settings, recipe) for recipe in settings.recipes]
+        self._found = [each for each in written if each.name in own.recipes]
+        self._template = new_candidate(settings, model)
+        self._taken = set(settings.recipe_order)
+        for each in written:
+            self._add(each)
 
     def __iter__(self) -> Iterator[TunedCandidate]:
-        return iter(list(self._found.values()))
+        return iter(list(self._found))
 
     def add(self, backends: Sequence[BackendChoice], precision: Precision = "float32") -> TunedCandidate | None:
         """Add a recipe, with a name made of its settings; return `None` for settings that are a candidate already."""
-        recipe = replace(self._template, backends=tuple(backends), precision=precision, max_drop=None, name=PORTABLE)
-        recipe = verified(replace(recipe, name=self._free_name(settings_name(recipe))))
-        return self._add(TunedCandidate(recipe))
+        candidate = self._template.of(PORTABLE, backends, precision)
+        return self._add(candidate.of(self._free_name(settings_name(candidate.recipe)), backends, precision))
 
     def _add(self, candidate: TunedCandidate) -> TunedCandidate | None:
         digest = recipe_digest(candidate.recipe)
-        return None if digest in self._found else self._found.setdefault(digest, candidate)
+        if any(recipe_digest(each.recipe) == digest for each in self._found):
+            return None
+        self._found.append(candidate)
+        self._taken.add(candidate.name)
+        return candidate
 
     def _free_name(self, wanted: str) -> str:
-        names = {candidate.name for candidate in self._found.values()}
-        numbered = (f"{wanted}-{number}" for number in range(2, len(names) + 3))
-        return next(name for name in (wanted, *numbered) if name not in names)
+        numbered = (f"{wanted}-{number}" for number in range(2, len(self._taken) + 3))
+        return next(name for name in (wanted, *numbered) if name not in self._taken)
 
 
-def verified(recipe: Recipe) -> Recipe:
-    """Return a recipe that the build compares with eager, whatever the project's setting."""
-    return replace(recipe, verify=True)
+def written_candidate(settings: Settings, recipe: Recipe) -> TunedCandidate:
+    """Return a recipe of the project, which the build compares with eager, whatever the project's setting."""
+    return TunedCandidate(replace(recipe, verify=True), is_written=True, torch_free=recipe.name in settings.torch_free)
+
+
+def new_candidate(settings: Settings, model: str) -> TunedCandidate:
+    """Return the pattern of new candidates, which has tolerances and needs of the model's first recipe."""
+    (own,) = (each for each in settings.models if each.name == model)
+    first = next(written_candidate(settings, recipe) for recipe in settings.recipes if recipe.name in own.recipes)
+    return replace(first, recipe=replace(first.recipe, max_drop=None), is_written=False)
 
 
 def settings_name(recipe: Recipe) -> str:
@@ -101,9 +122,11 @@ def option_name(name: str, value: object) -> str:
     return name if value else f"no-{name}"
 
 
-def first_candidates(settings: Settings, named: Sequence[str], precisions: Iterable[Precision]) -> Candidates:
+def first_candidates(
+    settings: Settings, model: str, named: Sequence[str], precisions: Iterable[Precision]
+) -> Candidates:
     """Return the project's recipes, the portable recipe, and each engine without options, in each precision."""
-    found = Candidates(settings)
+    found = Candidates(settings, model)
     wanted = dict.fromkeys(("float32", *precisions, *(recipe.precision for recipe in settings.recipes)))
     for precision in wanted:
         found.add((), precision)
@@ -143,7 +166,7 @@ def settings_of_candidate(settings: Settings, model: ModelSettings, candidate: T
         settings,
         models=(replace(model, recipes=(candidate.name,), assets=(), weights=()),),
         recipes=(candidate.recipe,),
-        torch_free=tuple(name for name in settings.torch_free if name == candidate.name),
+        torch_free=(candidate.name,) if candidate.torch_free else (),
         extras={},
         # not `off`: a build compares the candidate in a process that has the required distributions only
         runtime_requirements="add",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import get_args
 
 from hatch_lower.cli.measure.command import Tell
 from hatch_lower.cli.measure.figures import FEWEST, Interval
-from hatch_lower.cli.measure.tune.candidates import TunedCandidate, verified
+from hatch_lower.cli.measure.tune.candidates import TunedCandidate, new_candidate, written_candidate
 from hatch_lower.cli.measure.tune.choose import (
     CandidateBench,
     Progress,
@@ -20,7 +19,6 @@ from hatch_lower.cli.measure.tune.choose import (
 )
 from hatch_lower.cli.measure.tune.race import SLOW_ONCE, Race, Stopwatch, exactly
 from hatch_lower.cli.output import count
-from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice, Precision
 from hatch_lower.errors import ConfigError, ProgramError
 from hatch_lower.format.evidence import EVIDENCE_FILE, Evidence, Measurement, TunedChoice
@@ -76,12 +74,12 @@ def candidates_of(wanted: Wanted, measured: list[Measurement]) -> Iterator[Tuned
     known = {recipe.name: recipe for recipe in wanted.settings.recipes}
     for each in measured:
         if each.recipe in known:
-            yield TunedCandidate(verified(known[each.recipe]), is_written=True)
+            yield written_candidate(wanted.settings, known[each.recipe])
         else:
-            yield TunedCandidate(verified(recipe_of(each, wanted.settings.recipes[0])))
+            yield measured_candidate(each, new_candidate(wanted.settings, wanted.model))
 
 
-def recipe_of(measured: Measurement, template: Recipe) -> Recipe:
+def measured_candidate(measured: Measurement, template: TunedCandidate) -> TunedCandidate:
     given = measured.settings
     precision = given.get("precision", "float32")
     try:
@@ -95,7 +93,7 @@ def recipe_of(measured: Measurement, template: Recipe) -> Recipe:
             found=f"{given!r:.200}",
             hint=AGAIN,
         ) from error
-    return replace(template, name=measured.recipe, backends=backends, precision=precision, max_drop=None)
+    return template.of(measured.recipe, backends, precision)
 
 
 def check_choice(

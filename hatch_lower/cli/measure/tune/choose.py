@@ -110,7 +110,7 @@ class Progress:
 
 def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callable[[], float]) -> TunedModel:
     """Return the best recipe of a model for the aim."""
-    found = first_candidates(wanted.settings, wanted.backends, wanted.precisions)
+    found = first_candidates(wanted.settings, wanted.model, wanted.backends, wanted.precisions)
     state = Progress()
     with ExitStack() as stack:
         timer = stack.enter_context(bench.timer(state.lowered))

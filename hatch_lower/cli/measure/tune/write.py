@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.cli.measure.tune.candidates import TunedCandidate
 from hatch_lower.cli.measure.tune.choose import TunedModel
 from hatch_lower.cli.replaced import replace_files, with_line_ends
-from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.config.tables import quote_key
+from hatch_lower.config.settings import ModelSettings, Settings
+from hatch_lower.config.tables import ATOL, RTOL, quote_key
 from hatch_lower.driver.measured import measured_calls
 from hatch_lower.errors import ConfigError, refused_error
 from hatch_lower.format.evidence import EVIDENCE_FILE, Evidence, read_evidence, write_evidence
@@ -67,7 +68,7 @@ class Change(Frozen):
 
     model: str
     recipes: tuple[str, ...]
-    new: Mapping[str, Recipe]
+    new: Mapping[str, TunedCandidate]
 
 
 def change_of(tuned: TunedModel, settings: Settings, before: Evidence) -> Change:
@@ -89,7 +90,7 @@ def change_of(tuned: TunedModel, settings: Settings, before: Evidence) -> Change
         names += fallback(tuned)
     names += [each.recipe for each in before.choices if each.model == choice.model and each.level != choice.level]
     names += [name for name in model.recipes if name not in replaced]
-    new = {name: each.recipe for name, each in tuned.candidates.items() if not each.is_written}
+    new = {name: each for name, each in tuned.candidates.items() if not each.is_written}
     kept = [name for name in dict.fromkeys(names) if name in known or name in new]
     return Change(choice.model, tuple(kept), {name: new[name] for name in kept if name in new})
 
@@ -112,11 +113,12 @@ def write_choices(files: WrittenFiles, settings: Settings, tuned: Sequence[Tuned
     evidence = files.evidence
     changes = [change_of(each, settings, evidence) for each in tuned]
     for each in tuned:
-        evidence = evidence.with_model(each.choice, each.measurements)
+        left_out = [name for name in each.left_out if each.candidates[name].is_written]
+        evidence = evidence.with_model(each.choice, each.measurements, left_out)
     changed_models = {each.model for each in changes}
     others = [Change(each.name, each.recipes, {}) for each in settings.models if each.name not in changed_models]
     hook = hook_table(tomllib.loads(files.data.decode("utf-8")), files.keys)
-    wanted = Edit(settings, tuple(changes), tuple(others), tuple(hook.get("recipes", {})))
+    wanted = Edit(settings, tuple(changes), tuple(others), tuple(hook.get("recipes", {})), inherited_values(hook))
     wanted = replace(wanted, order=measured_order(wanted, evidence))
     texts = {
         files.path: (files.data, edited(files, wanted)),
@@ -147,6 +149,7 @@ class Edit(Frozen):
     changes: tuple[Change, ...]
     others: tuple[Change, ...]  # models that keep their recipes
     known: tuple[str, ...]  # tables of recipes in the file, in their order
+    inherited: Mapping[str, Any]  # `inherited_values` of the hook's table
     order: bool = False  # whether `load` tries the recipes by their measured times
 
     @property
@@ -168,8 +171,26 @@ class Edit(Frozen):
     @property
     def added(self) -> dict[str, dict[str, Any]]:
         """The new tables of recipes."""
-        new = {name: recipe_values(recipe) for change in self.changes for name, recipe in change.new.items()}
+        new = {name: self.values_of(candidate) for change in self.changes for name, candidate in change.new.items()}
         return {name: new.get(name, {}) for name in self.tables if name not in self.known}
+
+    def values_of(self, candidate: TunedCandidate) -> dict[str, Any]:
+        """Return the table of a new recipe: all settings that were measured and that the hook's table does not give."""
+        recipe = candidate.recipe
+        values: dict[str, Any] = {}
+        if recipe.backends:
+            values["backends"] = [
+                {"name": choice.name, **choice.options} if choice.options else choice.name for choice in recipe.backends
+            ]
+        if recipe.precision != "float32":
+            values["precision"] = recipe.precision
+        measured = {
+            "rtol": recipe.rtol,
+            "atol": recipe.atol,
+            "on-mismatch": recipe.on_mismatch,
+            "torch-free": candidate.torch_free,
+        }
+        return values | {key: value for key, value in measured.items() if value != self.inherited[key]}
 
     def lists(self, hook: Mapping[str, Any]) -> dict[str, list[str]]:
         """Return the lists `models.<name>.recipes` that change; a model without a list has all recipes."""
@@ -201,13 +222,23 @@ def measured_order(wanted: Edit, evidence: Evidence) -> bool:
     several = any(sum(model == each.model for model, _ in choices) > 1 for each in wanted.changes)
     if not several and not any(misplaced(wanted)):
         return False
-    new = [recipe for each in wanted.changes for recipe in each.new.values()]
+    new = [candidate.recipe for each in wanted.changes for candidate in each.new.values()]
     kept = {each.model: each.recipes for each in (*wanted.changes, *wanted.others)}
     problems: list[str] = []
     for model in wanted.settings.models:
         own = replace(model, recipes=kept[model.name])
         measured_calls(own, [*new, *wanted.settings.recipes], evidence, problems)
     return not problems and {each.aim for each in evidence.choices} <= {"latency", "throughput"}
+
+
+def inherited_values(hook: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recipe whose table does not set these."""
+    return {
+        "rtol": hook.get("rtol", RTOL),
+        "atol": hook.get("atol", ATOL),
+        "on-mismatch": hook.get("on-mismatch", "leave-out"),
+        "torch-free": hook.get("torch-free", False),
+    }
 
 
 def hook_table(value: Any, keys: Sequence[str]) -> Any:
@@ -262,15 +293,6 @@ def with_order(value: Any) -> Any:
     items = [(key, with_order(item)) for key, item in value.items()]
     recipes = value.get("recipes")
     return dict(items), list(recipes) if isinstance(recipes, dict) else recipes
-
-
-def recipe_values(recipe: Recipe) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    if recipe.backends:
-        values["backends"] = [
-            {"name": choice.name, **choice.options} if choice.options else choice.name for choice in recipe.backends
-        ]
-    return values if recipe.precision == "float32" else {**values, "precision": recipe.precision}
 
 
 def expected_values(values: dict[str, Any], keys: Sequence[str], wanted: Edit) -> dict[str, Any]:
