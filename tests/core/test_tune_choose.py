@@ -124,6 +124,21 @@ def test_candidates_are_left_out_with_their_reasons(monkeypatch: pytest.MonkeyPa
     assert "digits keeps the recipe `default`" in lines
 
 
+def test_a_new_recipe_with_the_program_of_another_candidate_is_not_timed() -> None:
+    tuned = chosen(ScriptedBench(programs={"onnxruntime-1-thread": "onnxruntime", "portable": "default"}))
+    assert tuned.left_out == {
+        "portable": "the same program as `default`",
+        "onnxruntime-1-thread": "the same program as `onnxruntime`",
+    }
+
+
+def test_every_recipe_of_the_project_is_timed_also_with_equal_programs() -> None:
+    wanted = Wanted(settings_of(recipes={"own": {}}), "digits", "latency", 600.0, "x86-64-v3", 2, current="default")
+    bench = ScriptedBench(programs={"own": "default"})
+    tuned = tune_recipe(wanted, bench, lambda line: None, lambda: bench.now)
+    assert {"default", "own"} <= {each.recipe for each in tuned.measurements}
+
+
 def test_a_fault_of_the_model_is_raised_when_it_repeats() -> None:
     bench = ScriptedBench({name: CaptureError("torch.export could not capture") for name in SECONDS})
     with pytest.raises(CaptureError):

@@ -25,8 +25,14 @@ class ScriptedBench:
 
     calls = ((FigureSubject("digits", "", "forward", "", 2), {}),)
 
-    def __init__(self, faults: Mapping[str, BaseException] = {}, memory: Mapping[str, int] = {}) -> None:
+    def __init__(
+        self,
+        faults: Mapping[str, BaseException] = {},
+        memory: Mapping[str, int] = {},
+        programs: Mapping[str, str] = {},
+    ) -> None:
         self.faults = faults
+        self.programs = programs  # of candidates whose program is another candidate's
         self.memory = memory
         self.notes: dict[str, None] = {}
         self.samples: dict[str, list[tuple[float, ...]]] = {}
@@ -45,7 +51,7 @@ class ScriptedBench:
                 candidate,
                 SimpleNamespace(),
                 Path("/lowered"),
-                SimpleNamespace(),
+                self.programs.get(candidate.name, candidate.name),
                 wheel_bytes=10,
                 installed_bytes=BYTES.get(candidate.name, 1000),
                 accuracy=MeasuredAccuracy("error", 1e-6),

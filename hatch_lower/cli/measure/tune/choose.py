@@ -107,6 +107,13 @@ class Progress:
     left_out: dict[str, str] = field(default_factory=dict)
     samples: Mapping[str, list[tuple[float, ...]]] = field(default_factory=dict)  # of the timer
 
+    def add(self, lowered: LoweredCandidate) -> None:
+        """Add a lowered candidate; raise `LeftOutError` for a new recipe with the program of another candidate."""
+        same = next((name for name, each in self.lowered.items() if each.program == lowered.program), None)
+        if same is not None and not lowered.candidate.is_written:
+            raise LeftOutError(f"the same program as `{same}`")
+        self.lowered[lowered.candidate.name] = lowered
+
 
 def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callable[[], float]) -> TunedModel:
     """Return the best recipe of a model for the aim."""
@@ -157,7 +164,7 @@ def prepare_candidates(
             continue
         tell(f"lowering {wanted.model} for {settings_text(candidate.recipe)}")
         try:
-            state.lowered[name] = stack.enter_context(bench.lowered(candidate))
+            state.add(stack.enter_context(bench.lowered(candidate)))
             tell(f"loading {name}")
             state.loads[name] = timer.load(name, LOADS.get(wanted.aim, FEW_LOADS))
         except LeftOutError as reason:

@@ -33,7 +33,7 @@ class LoweredCandidate(Frozen):
     candidate: TunedCandidate
     side: BenchSide
     folder: Path  # the `_lowered` folder
-    entry: RecipeEntry
+    program: str  # digest of the plan, which names partitions by their digests
     wheel_bytes: int
     installed_bytes: int
     accuracy: MeasuredAccuracy | None
@@ -68,7 +68,7 @@ def examined(
         candidate,
         side,
         folder.path,
-        entry,
+        entry.plan.sha256,
         wheel_bytes=sum(map(packed_size, files)),
         installed_bytes=sum(path.stat().st_size for path in files) + sizes.of_all(entry.requirements),
         accuracy=accuracy_of(side, model, candidate, entry, seconds),
