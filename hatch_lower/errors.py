@@ -187,7 +187,7 @@ def refused_error(error: BaseException, where: str) -> ProcessError | None:
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
     return ProcessError(
-        "the system refused a file that the build needs",
+        "the system refused a file",
         where=str(error.filename or where),
         found=error.strerror or str(error),
         hint=reading_hint(

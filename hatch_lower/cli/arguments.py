@@ -63,6 +63,28 @@ def wheel_at(path: Path) -> Path:
     return wheel
 
 
+def wheel_file(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    """Return the wheel at a path; raise `ProgramError` for a folder without wheels."""
+    wheel = wheel_at(path)
+    if wheel.is_dir():
+        raise ProgramError(
+            "the command takes a wheel, or a folder with wheels",
+            where=str(wheel),
+            found=kind_of_folder(wheel),
+            hint="run `hatch build -t wheel`, and name the wheel or its folder, such as `dist/`",
+        )
+    return wheel
+
+
+wheel_argument = click.argument(
+    "wheel", metavar="WHEEL", type=click.Path(exists=True, path_type=Path), callback=wheel_file
+)
+
+
+def kind_of_folder(folder: Path) -> str:
+    return "the folder of a project" if (folder / "pyproject.toml").exists() else "a folder without wheels"
+
+
 def project_here(root: Path | None) -> Project | None:
     """Return the project at `root`; without a root, the project in this folder if it uses hatch-lower."""
     return find_project(Path()) if root is None else open_project(root)

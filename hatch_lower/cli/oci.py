@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hatch_lower.cli.arguments import FILE, FOLDER, json_option
+from hatch_lower.cli.arguments import FOLDER, json_option, wheel_argument
 from hatch_lower.cli.fetch import model_sources
 from hatch_lower.cli.output import Report, count, show_report
 from hatch_lower.driver.contents import find_contents
@@ -22,7 +22,7 @@ PLACE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("wheel", type=FILE)
+@wheel_argument
 @click.option("--to", required=True, type=PLACE, help="The layout: a new folder, or one with other artifacts.")
 @click.option("--tag", help="The artifact's tag. Default: the wheel's version.")
 @click.option(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from hatch_lower.canonical import sha256_file
-from hatch_lower.cli.arguments import FILE, FOLDER, OUTPUT, json_option, trust_config_option
+from hatch_lower.cli.arguments import FILE, FOLDER, OUTPUT, json_option, trust_config_option, wheel_argument
 from hatch_lower.cli.output import count, show, show_report, write_output_file
 from hatch_lower.driver.reproduce.attestation import (
     Source,
@@ -41,7 +41,7 @@ SHOWN = 5  # differences of a file in the text output
 
 
 @click.command()
-@click.argument("wheel", metavar="WHEEL", type=FILE)
+@wheel_argument
 @click.option("--project", type=FOLDER, help="The project that the wheel was built from. Default: this folder.")
 @click.option("--sdist", type=FILE, metavar="FILE.tar.gz", help="Build from this source distribution instead.")
 @click.option(

@@ -11,7 +11,7 @@ import click
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion
 
-from hatch_lower.cli.arguments import choose_recipe, json_option, wheel_at
+from hatch_lower.cli.arguments import choose_recipe, json_option, kind_of_folder, wheel_at
 from hatch_lower.cli.output import Report, count, show_report
 from hatch_lower.driver.contents import Place, loadable_places
 from hatch_lower.driver.new_folder import folder_in_place
@@ -75,10 +75,16 @@ def checked_wheel(wheel: Path) -> Path:
         raise ProgramError(
             "the files for a server are written from a wheel",
             where=str(wheel),
-            found=str(error) if wheel.exists() else "there is no such file",
+            found=refused_path(wheel, error),
             hint="name a wheel without a variant's label, or a folder with wheels such as `dist/`",
         ) from error
     return wheel
+
+
+def refused_path(path: Path, error: Exception) -> str:
+    if path.is_dir():
+        return kind_of_folder(path)
+    return str(error) if path.exists() else "there is no such file"
 
 
 def write_server_files(

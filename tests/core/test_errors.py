@@ -45,7 +45,7 @@ def test_a_wrong_argument_is_also_a_type_error() -> None:
 def test_what_the_system_refuses_is_said_and_other_exceptions_are_not_explained() -> None:
     refused = refused_error(OSError(errno.ENOSPC, "No space left on device"), "/tmp")
     assert str(refused) == (
-        "the system refused a file that the build needs\n"
+        "the system refused a file\n"
         "  where: /tmp\n"
         "  found: No space left on device\n"
         "  to do: make room there, or give this user the permission; `TMPDIR` names the folder of a build's own files"

@@ -347,7 +347,8 @@ REFUSALS = {
     ("--method", "counted"): (
         "the method changes state, which all clients of a server would share\n"
         "  where: model `net`, method `counted`\n  found: `count`\n"
-        "  to do: serve other methods with `--method`, or export a method that takes the state and returns it"
+        "  to do: choose other methods with `--method`, or another model with `--model`; or export a method that takes "
+        "the state and returns it"
     ),
     ("--method", "halves"): (
         "servers have no dtype for bfloat16\n  where: model `net`, method `halves`, input `image`\n"
@@ -356,7 +357,8 @@ REFUSALS = {
     ),
     ("--method", "nothing"): (
         "the method returns no tensor and no number\n  where: model `net`, method `nothing`\n"
-        "  found: no outputs, or only `None` and texts\n  to do: serve other methods with `--method`"
+        "  found: no outputs, or only `None` and texts\n"
+        "  to do: choose other methods with `--method`, or another model with `--model`"
     ),
     ("--method", "scaled"): (
         "the method cannot be described to a server without its example inputs\n"
@@ -432,6 +434,15 @@ def test_files_are_written_from_a_wheel_alone(files: Mapping[str, bytes], tmp_pa
     folder = write_folder(tmp_path / "net", files)
     output = run(folder, "--format", "triton", "--to", str(tmp_path / "models"), status=1)
     assert output.startswith("error: the files for a server are written from a wheel\n")
+
+
+def test_a_folder_without_wheels_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "pyproject.toml").touch()
+    (tmp_path / "dist").mkdir()
+    for name, found in (("dist", "a folder without wheels"), ("project", "the folder of a project")):
+        output = run(tmp_path / name, "--format", "triton", "--to", str(tmp_path / "models"), status=1)
+        assert f"  where: {tmp_path / name}\n  found: {found}\n  to do: name a wheel" in output
 
 
 def test_a_name_that_servers_do_not_allow_is_refused(files: Mapping[str, bytes], tmp_path: Path) -> None:

@@ -164,3 +164,15 @@ def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
     done = hub_folder(wheel_of(tmp_path, json.dumps(sbom_of())), tmp_path)
     assert "has other files" in done.output
     assert [path.suffix for path in tmp_path.iterdir()] == [".whl"]
+
+
+@pytest.mark.parametrize("name", ["digits-1.0-py3-none-any-null.whl", "digits.whl"])
+def test_a_name_that_pip_does_not_install_is_refused(tmp_path: Path, name: str) -> None:
+    wheel = wheel_of(tmp_path, json.dumps(sbom_of())).rename(tmp_path / name)
+    done = hub_folder(wheel, tmp_path / "hub")
+    assert done.output == (
+        f"error: pip does not install a file of this name\n  where: {wheel}\n"
+        "  found: not the name of a wheel, or the name of a wheel variant\n"
+        "  to do: name the wheel as `hatch build` named it, without a variant's label\n"
+    )
+    assert not (tmp_path / "hub").exists()

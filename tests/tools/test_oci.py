@@ -225,12 +225,29 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["note"]
 
 
-@pytest.mark.parametrize("tag", ["1.0+cpu", "", "a/b", "x" * 129])
-def test_a_tag_that_oci_does_not_allow_is_refused(tmp_path: Path, tag: str) -> None:
+@pytest.mark.parametrize("tag", [None, "1.0+cpu", "", "a/b", "x" * 129])
+def test_a_tag_that_oci_does_not_allow_is_refused(tmp_path: Path, tag: str | None) -> None:
     wheel = wheel_of(tmp_path, version="1+local")
-    done = run("oci", wheel, "--to", tmp_path / "layout", *(["--tag", tag] if tag else []))
-    assert "OCI does not allow the tag" in done.output
+    done = run("oci", wheel, "--to", tmp_path / "layout", *([] if tag is None else ["--tag", tag]))
+    assert (
+        f"OCI does not allow the tag\n  where: {wheel}\n  found: `{tag or ('1+local' if tag is None else '')}`"
+        in done.output
+    )
     assert not (tmp_path / "layout").exists()
+
+
+def test_a_folder_stands_for_its_newest_wheel(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    done = run("oci", dist, "--to", tmp_path / "layout")
+    assert done.output == (
+        f"error: the command takes a wheel, or a folder with wheels\n  where: {dist}\n"
+        "  found: a folder without wheels\n"
+        "  to do: run `hatch build -t wheel`, and name the wheel or its folder, such as `dist/`\n"
+    )
+    wheel_of(dist)
+    done = run("oci", dist, "--to", tmp_path / "layout")
+    assert f"{tmp_path / 'layout'}:1.0  sha256:" in done.output
 
 
 def test_a_wheel_with_scripts_is_refused(tmp_path: Path) -> None:

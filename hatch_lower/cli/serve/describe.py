@@ -112,7 +112,7 @@ def describe_served(owner: Owner, method: str, loaded: LoadedModel, tensors: Map
             "the method returns no tensor and no number",
             where=where,
             found="no outputs, or only `None` and texts",
-            hint="serve other methods with `--method`",
+            hint="choose other methods with `--method`, or another model with `--model`",
         )
     for leaf in results:
         is_tensor = isinstance(leaf, arrays.kind)
@@ -168,7 +168,8 @@ def refuse_state(plan: Plan, method: MethodPlan, where: str) -> None:
             "the method changes state, which all clients of a server would share",
             where=where,
             found=", ".join(changed) or "state in a delegate",
-            hint="serve other methods with `--method`, or export a method that takes the state and returns it",
+            hint="choose other methods with `--method`, or another model with `--model`; or export a method that takes "
+            "the state and returns it",
         )
 
 

@@ -78,7 +78,7 @@ def pack_wheel(
     find_contents(wheel)
     opened = open_wheel(wheel)
     metadata = distribution_headers(opened)
-    tag = checked_tag(tag or str(metadata["Version"]), str(wheel))
+    tag = checked_tag(str(metadata["Version"]) if tag is None else tag, str(wheel))
     refuse_members(opened)
     refuse_changed_wheel(opened)
     with layout_opened(layout) as folder:
