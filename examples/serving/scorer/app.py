@@ -51,7 +51,8 @@ class App:
             body, more = body + message.get("body", b""), message.get("more_body", False)
         status, value = await self.answer((scope["method"], scope["path"]), body)
         text = (value if isinstance(value, str) else json.dumps(value)).encode()
-        headers = [(b"content-length", b"%d" % len(text))]
+        kind = b"text/plain; version=0.0.4" if isinstance(value, str) else b"application/json"  # for Prometheus 3
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(text))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": text})
 

@@ -72,8 +72,11 @@ def test_no_request_is_lost_or_mixed_up(model):
     images = some_images(REQUESTS)
     with running(App(load)) as address:
         answers = asyncio.run(ask(address, images))
-        metrics = dict(line.split() for line in httpx.get(f"{address}/metrics").text.splitlines())
+        page = httpx.get(f"{address}/metrics")
+    metrics = dict(line.split() for line in page.text.splitlines())
     check(answers, scores_of(model, images))
+    assert page.headers["content-type"].startswith("text/plain")  # Prometheus 3 demands a type
+    assert answers[0].headers["content-type"] == "application/json"
     assert metrics["scorer_requests_total"] == str(REQUESTS)
     assert int(metrics["scorer_calls_total"]) < REQUESTS  # requests were joined
     assert metrics["scorer_waiting"] == "0"
