@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -233,13 +233,14 @@ class LoadedModel:
         prompt, steps = self._begin({"input_ids": input_ids, "attention_mask": attention_mask, **options})
         return self._in_library(numpy.concatenate([prompt, *(tokens[:, None] for tokens in steps)], 1))
 
-    def stream(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> Iterator[Any]:
-        """Return an iterator over the new token of each row, int64 of shape (rows,), with the arguments of `generate`.
+    def stream(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> Generator[Any, None, None]:
+        """Return a generator of the new token of each row, int64 of shape (rows,), with the arguments of `generate`.
 
-        Arguments are checked in this call; a step computes one token. A row that has ended gets padding.
+        Arguments are checked in this call; a step computes one token. A row that has ended gets padding. `close` frees
+        the cache of a stream that is abandoned.
         """
         _, steps = self._begin({"input_ids": input_ids, "attention_mask": attention_mask, **options})
-        return map(self._in_library, steps)
+        return (self._in_library(tokens) for tokens in steps)
 
     def as_pretrained(self) -> Any:
         """Return the model as a model of transformers; see `hatch_lower.huggingface.as_pretrained`."""

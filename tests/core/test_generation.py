@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,6 +190,26 @@ def test_two_streams_of_a_model_do_not_meet() -> None:
     assert found == list(zip(sums([1, 2], 5), sums([3, 4], 5), strict=True))
 
 
+def test_a_closed_stream_lets_go_of_its_cache() -> None:
+    caches = []
+
+    class Noted(Adder):
+        def decode(self, input_ids: Any, attention_mask: Any, kept: Any, cache: Any, position_ids: Any) -> Any:
+            logits, cache = super().decode(input_ids, attention_mask, kept, cache, position_ids)
+            caches.append(weakref.ref(cache[0][0]))
+            return logits, cache
+
+    adder = Noted()
+    runnable: Any = SimpleNamespace(methods={"start": adder.start, "decode": adder.decode}, arrays=NumpyArrays())
+    provenance: Any = SimpleNamespace(name="net", assets={})
+    stream = LoadedModel(runnable, provenance).stream([[1, 2]], max_new_tokens=30)
+    assert [int(next(stream)[0]) for _ in range(2)] == [3, 6]
+    assert caches[-1]() is not None
+    stream.close()
+    assert [each() for each in caches] == [None, None]
+    assert list(stream) == []
+
+
 # Text that ends a row
 
 
@@ -282,6 +303,7 @@ def test_a_generation_begins_with_the_first_token_without_a_prompt(tmp_path: Pat
         ({"max_new_tokens": 3, "max_tokens": 3, "input_ids": None}, "has no argument `max_tokens`"),
         ({"max_new_tokens": LONGEST}, "the sequence is longer than model `adder` computes"),
         ({"max_new_tokens": 3, "input_ids": [[1, WORDS]]}, "a token is out of range"),
+        ({"max_new_tokens": 3, "min_new_tokens": 4}, "`min_new_tokens` must be at most `max_new_tokens`, 3"),
         ({"max_new_tokens": 3, "input_ids": [[1, -1]]}, "a token is out of range"),
         ({"max_new_tokens": 3, "input_ids": [1, 2]}, "a prompt must be integers of shape"),
         ({"max_new_tokens": 3, "input_ids": [[]]}, "a prompt must be integers of shape"),

@@ -118,6 +118,9 @@ def settings_of(
     )
     if settings.repetition_penalty == 0:
         raise values.refused("repetition_penalty", 0, "above 0")
+    if "min_new_tokens" in arguments and settings.min_new_tokens > settings.max_new_tokens:
+        wanted = f"at most `max_new_tokens`, {settings.max_new_tokens}"
+        raise values.refused("min_new_tokens", settings.min_new_tokens, wanted)
     return settings
 
 
