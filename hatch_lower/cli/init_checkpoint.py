@@ -12,7 +12,12 @@ from hatch_lower.driver.checkpoints import refuse_without_commit
 from hatch_lower.driver.hub import HubTarget, download_checkpoint
 from hatch_lower.driver.lookup import open_stats
 from hatch_lower.errors import ConfigError
-from hatch_lower.huggingface.checkpoint import part_folders, read_checkpoint_config, refuse_unknown_task
+from hatch_lower.huggingface.checkpoint import (
+    names_of_weights,
+    part_folders,
+    read_checkpoint_config,
+    refuse_unknown_task,
+)
 
 
 def checked_folder(root: Path, given: str, task: str | None, *, trusts_code: bool = False) -> CheckpointFolder:
@@ -24,7 +29,9 @@ def checked_folder(root: Path, given: str, task: str | None, *, trusts_code: boo
         return downloaded_checkpoint(named, HubTarget(named, *named.hub, "`--transformers`"))
     place = folder_in_project(root, given, "`--transformers`")
     parts = [] if task else part_folders(place)
-    read_checkpoint_config(parts[0] if parts else place, "`--transformers`", trusts_code=trusts_code)
+    config = read_checkpoint_config(parts[0] if parts else place, "`--transformers`", trusts_code=trusts_code)
+    kind, *_ = config.get("architectures") or ["AutoModel"]
+    names_of_weights(parts[0] if parts else place, str(kind), "`--transformers`")
     library = SENTENCES if parts else TRANSFORMERS
     return CheckpointFolder(place.relative_to(root).as_posix(), task or "", library, trusts_code)
 

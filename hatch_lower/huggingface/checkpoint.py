@@ -232,6 +232,15 @@ def first_loaded(kinds: Iterable[Any], folder: Path, options: dict[str, Any], as
 def refuse_other_weights(folder: Path, kind: str, where: str) -> None:
     """Refuse a folder without weights in safetensors files, with a part of them, or with damaged files.
 
+    The arguments are those of `names_of_weights`.
+    """
+    for name in names_of_weights(folder, kind, where):
+        refuse_damaged_weights(folder / name, where)
+
+
+def names_of_weights(folder: Path, kind: str, where: str) -> list[str]:
+    """Return the names of the files with the weights; refuse a folder that lacks one.
+
     Args:
         folder: of a model of transformers.
         kind: the class that loads the weights, for the line that converts pickled ones.
@@ -241,9 +250,7 @@ def refuse_other_weights(folder: Path, kind: str, where: str) -> None:
     names = [WHOLE] if (folder / WHOLE).is_file() or not (folder / INDEX).is_file() else read_index(folder, where)
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
-        for name in names:
-            refuse_damaged_weights(folder / name, where)
-        return
+        return names
     place = repr(str(folder))
     line = f"from transformers import {kind} as m; m.from_pretrained({place}).save_pretrained({place})"
     raise no_safe_weights(folder, missing, line if missing == [WHOLE] else "", where)

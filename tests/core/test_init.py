@@ -336,6 +336,17 @@ def test_a_checkpoint_with_code_is_declared_for_whoever_trusts_the_code(tmp_path
     assert lower["models"] == {"My-Net": {"transformers": "models/reviews", "trust-remote-code": True}}
 
 
+def test_a_checkpoint_without_safe_weights_is_refused(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", HATCHLING)
+    (checkpoint(root, architectures=["BertForMaskedLM"]) / "model.safetensors").rename(root / "model.bin")
+    done = init(root, "--transformers", "models/reviews", "--backend", "onnxruntime")
+    assert "a checkpoint must have its weights in safetensors files" in done.output + str(done.exception)
+    (root / "model.bin").rename(root / "models" / "reviews" / "pytorch_model.bin")
+    done = init(root, "--transformers", "models/reviews", "--backend", "onnxruntime")
+    assert "from transformers import BertForMaskedLM as m" in done.output + str(done.exception)
+    assert (root / "pyproject.toml").read_text() == HATCHLING
+
+
 def test_trust_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     root = project(tmp_path / "p", HATCHLING)
     done = init(root, "--trust-remote-code")
