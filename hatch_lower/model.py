@@ -49,8 +49,11 @@ class Model:
         methods: method name to `Method`.
         exporting: makes a context in which each method is exported: patches of a library whose code torch.export does
             not take. Eager runs outside of the context.
+        advice: the next step if the export of a method fails or its examples do not fit, for errors; default: a
+            correction of the declaration.
     """
 
     module: torch.nn.Module
     methods: Mapping[str, Method]
     exporting: Callable[[], AbstractContextManager[object]] = nullcontext
+    advice: str = ""

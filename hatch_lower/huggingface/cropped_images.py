@@ -16,7 +16,8 @@ from hatch_lower.format.crops import Crops, Sides
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.huggingface.examples import BATCH
 from hatch_lower.huggingface.generation import CacheForm
-from hatch_lower.huggingface.vision import ImageGenerator, refused_images
+from hatch_lower.huggingface.refusals import refused_images
+from hatch_lower.huggingface.vision import ImageGenerator
 
 MODELS = ("llava_next", "llava_onevision")  # kinds of models
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import EntryPointError
 from hatch_lower.huggingface.patches import exporting, make_late_tensors, turn_off_caches
+from hatch_lower.huggingface.refusals import OWN_INPUTS
 from hatch_lower.model import Method, Model
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ def model(
     """
     checked_module(module, "model")
     options: dict[str, Any] = {}
+    advice = ""
     if inputs is None:
         from hatch_lower.huggingface.examples import LENGTHS, made_inputs
 
+        advice = f"give `{type(module).__name__}` inputs and dynamic sizes of your own: {OWN_INPUTS}"
         options = {"any_size": True, "narrow": LENGTHS}
         examples = made_inputs(module)
         inputs = {name: example.value for name, example in examples.items()}
@@ -49,7 +52,7 @@ def model(
     # torch.export proves nothing about quotients: in the numbers of a sound's frames, and of tokens after a pooling
     options["defer_guards"] = "input_values" in inputs or pools_tokens(module)
     forward = Method(kwargs=dict(inputs), dynamic_shapes=dynamic_shapes, **options)
-    return Model(module, {"forward": forward}, exporting=partial(exporting, module))
+    return Model(module, {"forward": forward}, exporting=partial(exporting, module), advice=advice)
 
 
 def generator(module: PreTrainedModel) -> Model:
@@ -64,17 +67,20 @@ def generator(module: PreTrainedModel) -> Model:
             outputs by name.
 
     Raises:
-        EntryPointError: if the model has no cache of keys and values, or computes other logits with a cache.
+        EntryPointError: if the model has no cache of keys and values, computes other logits with a cache, or reads
+            sounds in its prompts.
     """
     from hatch_lower.huggingface.cropped_images import CroppedImageGenerator, has_cropped_images
     from hatch_lower.huggingface.deep_images import DeepImageGenerator, has_deep_images
     from hatch_lower.huggingface.generation import Generator, generation_model
     from hatch_lower.huggingface.pixtral import PixtralGenerator, reads_with_pixtral
+    from hatch_lower.huggingface.refusals import refuse_sounds
     from hatch_lower.huggingface.sized_images import SizedImageGenerator, has_sized_images
     from hatch_lower.huggingface.vision import ImageGenerator, reads_images
 
     checked_module(module, "generator")
     if not reads_images(module):
+        refuse_sounds(module)
         return generation_model(module, Generator)
     kinds = {
         CroppedImageGenerator: has_cropped_images,

@@ -13,6 +13,7 @@ from hatch_lower.errors import EntryPointError
 from hatch_lower.frozen import Frozen
 from hatch_lower.huggingface.end_tokens import reads_end_tokens
 from hatch_lower.huggingface.pooled_positions import shortest_pooled_text
+from hatch_lower.huggingface.refusals import OWN_INPUTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +52,7 @@ def made_inputs(module: PreTrainedModel) -> dict[str, ExampleInput]:
             "the example inputs of the model are not known",
             where=f"`{type(module).__name__}.forward`",
             found=f"its main input is `{module.main_input_name}`",
-            hint="give them: `hatch_lower.huggingface.model(module, inputs={…})`",
+            hint=f"give them: {OWN_INPUTS}",
         )
     return found
 
@@ -73,8 +74,11 @@ def known_inputs(module: PreTrainedModel, batch: Any, names: Container[str]) -> 
                 {0: batch, 1: Dim("samples", min=fewest_samples(module), max=LONGEST_SAMPLES)},
             ),
         )
-    if main == "input_features":
-        yield "input_features", spectrogram_input(config, batch)
+    if main == "input_features" or ("input_features" in names and hasattr(config, "audio_config")):
+        sound = getattr(config, "audio_config", None) or config
+        yield "input_features", spectrogram_input(sound, batch)
+        if getattr(sound, "enable_fusion", False):  # of CLAP
+            yield "is_longer", ExampleInput(torch.arange(BATCH)[:, None] > 0, {0: batch})
     if main == "input_ids":
         yield from text_inputs(module, batch)
     # a detector's decoder reads no tokens; with a head, the decoder reads the encoder's
@@ -152,6 +156,10 @@ def spectrogram_input(config: Any, batch: Any) -> ExampleInput:
         length = Dim("frames", min=FRAMES // 8, max=LONGEST_FRAMES)
         return ExampleInput(torch.randn(BATCH, FRAMES, features), {0: batch, 1: length})
     mels = getattr(config, "num_mel_bins", None) or 80
+    if (side := getattr(config, "spec_size", None)) is not None:  # of CLAP, which stretches a sound to a square image
+        whole, crops = side * (side // mels), 4 if config.enable_fusion else 1
+        length = Dim("frames", min=2, max=whole - 1)
+        return ExampleInput(torch.randn(BATCH, crops, whole * 3 // 4, mels), {0: batch, 2: length})
     positions = getattr(config, "max_source_positions", None)
     frames = 2 * positions if positions else FRAMES
     return ExampleInput(torch.randn(BATCH, mels, frames), {0: batch})

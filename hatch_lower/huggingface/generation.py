@@ -21,17 +21,20 @@ from torch.export import Dim
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from hatch_lower.errors import EntryPointError
 from hatch_lower.frozen import Frozen
 from hatch_lower.huggingface.attention import ApartCache, Layers, attention_apart
 from hatch_lower.huggingface.examples import BATCH, LARGEST_BATCH, LONGEST_SAMPLES, longest_text, made_inputs
 from hatch_lower.huggingface.patches import exporting
+from hatch_lower.huggingface.refusals import OTHER_METHOD, refused
 from hatch_lower.model import Method, Model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hatch_lower.errors import EntryPointError
+
 TOKENS, PAST = 3, 5  # sizes of examples
+CALL_FAILED = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)  # of a call that a model does not take
 # kinds of layers, in configurations
 SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
 
@@ -92,7 +95,7 @@ class Generator(torch.nn.Module):
         self.model, self.form = model, form
         self.text_config = model.config.get_text_config(decoder=True)
         self.parameter_names = frozenset(inspect.signature(model.forward).parameters)
-        self.vocabulary = model.get_input_embeddings().num_embeddings
+        self.vocabulary = number_of_tokens(model)
         self.has_encoder = bool(model.config.is_encoder_decoder)
         self.main = model.main_input_name if self.has_encoder else "input_ids"
         longest = longest_text(model.get_decoder() if self.has_encoder else model)
@@ -200,7 +203,10 @@ class Generator(torch.nn.Module):
             given = {self.main: example, "decoder_input_ids": given["input_ids"]}
             given["cache"] = EncoderDecoderCache(cache, DynamicCache())
         with torch.no_grad():
-            self.model(**given, use_cache=True)
+            try:
+                self.model(**given, use_cache=True)
+            except CALL_FAILED as error:
+                raise refused_call(self.model, given, error) from error
         layers: Any = cache.layers
         if not layers or any(type(layer) is not DynamicLayer or layer.keys is None for layer in layers):
             raise refused(self.model, "its cache has other members than keys and values of each layer")
@@ -221,7 +227,7 @@ def generation_model(module: PreTrainedModel, kind: type[Generator]) -> Model:
     # torch.export proves nothing about quotients of samples
     deferred = {"start"} if made.has_any_sound else set()
     methods = {name: as_method(each, defer_guards=name in deferred) for name, each in examples.items()}
-    return Model(made, methods, exporting=partial(exporting, module))
+    return Model(made, methods, exporting=partial(exporting, module), advice=OTHER_METHOD)
 
 
 def as_method(examples: dict[str, Example], *, defer_guards: bool) -> Method:
@@ -294,9 +300,32 @@ def checked_generator(model: PreTrainedModel, kind: type[Generator]) -> Generato
             with torch.no_grad():
                 if is_like_model(made):
                     return made.eval()
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except CALL_FAILED as error:
             reason = f"a call with a mask of tokens and keys failed: {type(error).__name__}: {error}"
     raise refused(model, reason)
+
+
+def number_of_tokens(model: Any) -> int:
+    """Return the size of the vocabulary, of a model with an embedding of tokens and a layer of logits."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not hasattr(embedding, "num_embeddings"):
+        raise refused(model, f"not an embedding, but `{type(embedding).__name__}`", "its `get_input_embeddings`")
+    if head is None:
+        raise refused(model, "no layer of logits", "its `get_output_embeddings`")
+    return int(embedding.num_embeddings)
+
+
+def refused_call(model: PreTrainedModel, given: dict[str, Any], error: Exception) -> EntryPointError:
+    """Return the error of a call with a new cache, which says whether the model takes the inputs without a cache."""
+    inputs = {name: value for name, value in given.items() if name != "cache"}
+    try:
+        model(**inputs, use_cache=False)
+    except CALL_FAILED as own:
+        names = ", ".join(f"`{name}`" for name in inputs)
+        return refused(
+            model, f"a call with {names} and without a cache failed: {type(own).__name__}: {own}", "its inputs"
+        )
+    return refused(model, f"a call with a cache of keys and values failed: {type(error).__name__}: {error}")
 
 
 def is_like_model(made: Generator) -> bool:
@@ -368,12 +397,3 @@ def cache_limits(config: Any, longest: int) -> Iterator[int]:
 
 def keys_and_values(cache: Any) -> Layers:
     return [(layer.keys, layer.values) for layer in cache.layers]
-
-
-def refused(model: PreTrainedModel, reason: str) -> EntryPointError:
-    return EntryPointError(
-        f"generation is not possible with `{type(model).__name__}`",
-        where="its cache",
-        found=reason,
-        hint="export its method `forward`: `hatch_lower.huggingface.model(module)` in an entry point",
-    )

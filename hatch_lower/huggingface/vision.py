@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from hatch_lower.errors import EntryPointError
 from hatch_lower.format.prompts import NEAR_IMAGES, NEAR_NONE, NEAR_PROMPT, PIXELS
 from hatch_lower.huggingface.attention import Layers
 from hatch_lower.huggingface.examples import BATCH, known_inputs
@@ -26,6 +25,7 @@ from hatch_lower.huggingface.generation import (
     example_mask,
     keys_and_values,
 )
+from hatch_lower.huggingface.refusals import refused_images
 
 # the tokens of a prompt that see each other in both directions, by the model's kind; default: none
 NEAR = {"gemma3": NEAR_IMAGES, "paligemma": NEAR_PROMPT}
@@ -50,15 +50,6 @@ def reads_images(model: Any) -> bool:
     if has_token and hasattr(model, "get_image_features"):
         return True
     raise refused_images(model, "no `image_token_id` in its configuration, or no method `get_image_features`")
-
-
-def refused_images(model: Any, reason: str) -> EntryPointError:
-    return EntryPointError(
-        f"the images of `{type(model).__name__}` cannot be exported for generation",
-        where="its images",
-        found=reason,
-        hint="export its method `forward`: `hatch_lower.huggingface.model(module, inputs={…})` in an entry point",
-    )
 
 
 def image_token(model: Any) -> Any:

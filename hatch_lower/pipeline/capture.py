@@ -166,7 +166,7 @@ def capture_method(model: str, name: str, whole: Model, declared: Method, roots:
                 replay = call_of_operators(module, module_to_export(module, call), call, args, kwargs)
                 operators = torch.export.export(module_to_export(module, replay), args, kwargs)
         if operators is None:
-            raise capture_error(model, name, module, declared, call, error, roots) from error
+            raise capture_error(model, name, whole, declared, call, error, roots) from error
         program = operators
     check_unchanged(model, name, module, before)
     check_no_fakes(model, name, module)
@@ -294,14 +294,14 @@ def capture_program(model: str, name: str, program: ExportedProgram, examples_ne
 def capture_error(
     model: str,
     name: str,
-    module: torch.nn.Module,
+    whole: Model,
     declared: Method,
     call: Callable[..., object],
     error: Exception,
     roots: Sequence[Path],
 ) -> CaptureError:
     # possible causes: the dynamic shapes, the example inputs (eager fails on the inputs, too), or the code itself
-    reason = message_of(error)
+    reason, module, advice = message_of(error), whole.module, whole.advice
     signature = inspect.signature(call)
     parameters = ", ".join(f"`{parameter}`" for parameter in signature.parameters)
     sizes = declared_sizes(signature, declared.dynamic_shapes, tuple(declared.args), declared.kwargs)
@@ -315,19 +315,21 @@ def capture_error(
         )
     if is_users_fault(error) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
         fixes = "Suggested fixes" in reason
+        shapes = "declare `dynamic_shapes` as torch suggests" if fixes else "correct `dynamic_shapes`"
         return CaptureError(
             f"the dynamic shapes of method `{name}` do not hold",
             where=method_place(model, name, line_of(error, roots, module)),
             found=cleaned(reason),
-            hint=("declare `dynamic_shapes` as torch suggests" if fixes else "correct `dynamic_shapes`")
-            + f", or omit the dimension to keep the size fixed; the parameters are {parameters}",
+            hint=(advice or f"{shapes}, or omit the dimension to keep the size fixed")
+            + f"; the parameters are {parameters}",
         )
     if (eager := failure_of_eager(module, name, declared)) is not None:
         return CaptureError(
             f"method `{name}` does not run with its example inputs",
             where=method_place(model, name, line_of(eager, roots, module)),
             found=describe_exception(eager),
-            hint=f"correct `args` and `kwargs` of the `hatch_lower.Method`; the parameters are {parameters}",
+            hint=(advice or "correct `args` and `kwargs` of the `hatch_lower.Method`")
+            + f"; the parameters are {parameters}",
         )
     if (gradients := hint_on_gradients(error)) != "":
         return CaptureError(
@@ -340,7 +342,7 @@ def capture_error(
         f"torch.export cannot capture method `{name}`",
         where=method_place(model, name, line_of(error, roots, module)),
         found=f"{type(error).__name__}: {cleaned(reason)}",
-        hint=hint_on_code(error, reason),
+        hint="; or ".join(filter(None, (hint_on_code(error, reason), advice))),
     )
 
 

@@ -11,11 +11,11 @@ from hatch_lower.runtime.texts import CONFIG, read_asset
 
 # values with which a model of transformers computes the same as without the argument
 NEUTRAL: Mapping[str, int] = {"attention_mask": 1, "pixel_mask": 1, "token_type_ids": 0}
-# facts about the text, which no model takes
+# facts about the text or the sound, which a method without the argument does not read
 FACTS = frozenset(
     (
         *("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "overflowing_tokens"),
-        *("num_truncated_tokens", "length"),
+        *("num_truncated_tokens", "length", "is_longer"),
     )
 )
 TYPES = "type_vocab_size"

@@ -140,7 +140,8 @@ def test_other_features_of_crops_are_found(transformers: Any, monkeypatch: pytes
         "the images of `LlavaNextForConditionalGeneration` cannot be exported for generation\n"
         "  where: its images\n"
         "  found: an image of 9x32 has other features than in transformers\n"
-        "  to do: export its method `forward`: `hatch_lower.huggingface.model(module, inputs={…})` in an entry point"
+        "  to do: export its method `forward`: in an entry point, return `hatch_lower.huggingface.model(module,"
+        " inputs={…}, dynamic_shapes={…})`, without `dynamic_shapes` for fixed sizes"
     )
 
 

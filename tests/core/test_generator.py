@@ -246,7 +246,7 @@ def test_models_without_a_cache_of_keys_are_refused(transformers: Any) -> None:
     config = transformers.MambaConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, state_size=4)
     with pytest.raises(EntryPointError, match="generation is not possible with `MambaForCausalLM`") as error:
         generator(transformers.MambaForCausalLM(config).eval())
-    assert "hatch_lower.huggingface.model(module)" in error.value.hint
+    assert "return `hatch_lower.huggingface.model(module, inputs={…}" in error.value.hint
     with pytest.raises(EntryPointError, match=r"`hatch_lower\.huggingface\.generator` takes a model of transformers"):
         generator(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
