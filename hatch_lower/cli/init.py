@@ -19,7 +19,7 @@ from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.init_checkpoint import checked_folder, checked_timm
 from hatch_lower.cli.output import show
 from hatch_lower.cli.proposal import NEEDS, proposal_lines, propose
-from hatch_lower.cli.replaced import with_line_ends
+from hatch_lower.cli.replaced import spaced, with_line_ends
 from hatch_lower.cli.scaffold import Package, find_package, module_package, weights_globs, write_package, write_stub
 from hatch_lower.config.checkpoint import checkpoint_of
 from hatch_lower.config.requirements import OWN_NAME, read_requirement
@@ -357,7 +357,7 @@ def replace_file(path: Path, declared: Declared) -> None:
     edit(document, declared)
     with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=path.parent) as beside:
         part = Path(beside, path.name)
-        part.write_bytes(with_line_ends(tomlkit.dumps(document), before).encode())
+        part.write_bytes(spaced(with_line_ends(tomlkit.dumps(document), before), before).encode())
         shutil.copymode(path, part)
         read_pyproject(part)
         part.replace(path)

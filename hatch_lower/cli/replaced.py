@@ -32,3 +32,16 @@ def with_line_ends(text: str, before: str) -> str:
     """Return an edited text with the line ends of Windows, if the text had these alone before."""
     is_windows = "\r\n" in before and "\n" not in before.replace("\r\n", "")
     return text.replace("\r\n", "\n").replace("\n", "\r\n") if is_windows else text
+
+
+def spaced(text: str, before: str) -> str:
+    """Return the text with the empty lines before headings that the earlier text has."""
+    lines: list[str] = []
+    for line in text.splitlines(keepends=True):
+        end = line[len(line.rstrip("\r\n")) :]
+        if line.startswith("[") and lines and lines[-1].strip() and f"{end}{end}{line}" in before:
+            lines.append(end)
+        while line.startswith("[") and lines[-2:] == [end, end] and f"{end}{end}{end}{line}" not in before:
+            lines.pop()
+        lines.append(line)
+    return "".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -125,6 +126,13 @@ def test_a_project_of_setuptools_is_built_by_hatchling_from_then_on(tmp_path: Pa
     names = [requirement.partition(">")[0] for requirement in table["build-system"]["requires"]]
     assert not {"setuptools", "wheel"} & {*names}
     assert table["tool"]["hatch"]["version"] == {"path": "src/mynet/__init__.py"}
+
+
+def test_headings_keep_the_empty_line_before_them(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", HATCHLING + "\n[tool.ruff]\nline-length = 100\n")
+    init(root)
+    lines = (root / "pyproject.toml").read_text().splitlines()
+    assert all(before == "" for before, line in itertools.pairwise(lines) if line.startswith("["))
 
 
 def test_a_link_and_the_line_ends_of_windows_stay(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hatch_lower.cli.measure.tune.candidates import TunedCandidate
 from hatch_lower.cli.measure.tune.choose import TunedModel
-from hatch_lower.cli.replaced import replace_files, with_line_ends
+from hatch_lower.cli.replaced import replace_files, spaced, with_line_ends
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.config.tables import ATOL, RTOL, quote_key
 from hatch_lower.driver.measured import measured_calls
@@ -271,19 +271,6 @@ def edited(files: WrittenFiles, wanted: Edit) -> bytes:
             + "\n".join(lines_to_write(files.keys, hook_table(values, files.keys), wanted)),
         )
     return found.encode("utf-8")
-
-
-def spaced(text: str, before: str) -> str:
-    """Return the text with the empty lines before headings that the earlier text has."""
-    lines: list[str] = []
-    for line in text.splitlines(keepends=True):
-        end = line[len(line.rstrip("\r\n")) :]
-        if line.startswith("[") and lines and lines[-1].strip() and f"{end}{end}{line}" in before:
-            lines.append(end)
-        while line.startswith("[") and lines[-2:] == [end, end] and f"{end}{end}{end}{line}" not in before:
-            lines.pop()
-        lines.append(line)
-    return "".join(lines)
 
 
 def with_order(value: Any) -> Any:
