@@ -65,13 +65,11 @@ class Candidates:
     """
 
     def __init__(self, settings: Settings, model: str) -> None:
-        (own,) = (each for each in settings.models if each.name == model)
-        written = [written_candidate(settings, recipe) for recipe in settings.recipes]
-        self._found = [each for each in written if each.name in own.recipes]
+        self._found = own_candidates(settings, model)
         self._template = new_candidate(settings, model)
         self._taken = set(settings.recipe_order)
-        for each in written:
-            self._add(each)
+        for recipe in settings.recipes:
+            self._add(written_candidate(settings, recipe))
 
     def __iter__(self) -> Iterator[TunedCandidate]:
         return iter(list(self._found))
@@ -99,10 +97,15 @@ def written_candidate(settings: Settings, recipe: Recipe) -> TunedCandidate:
     return TunedCandidate(replace(recipe, verify=True), is_written=True, torch_free=recipe.name in settings.torch_free)
 
 
-def new_candidate(settings: Settings, model: str) -> TunedCandidate:
-    """Return the pattern of new candidates, which has tolerances and needs of the model's first recipe."""
+def own_candidates(settings: Settings, model: str) -> list[TunedCandidate]:
+    """Return the recipes of a model in load order."""
     (own,) = (each for each in settings.models if each.name == model)
-    first = next(written_candidate(settings, recipe) for recipe in settings.recipes if recipe.name in own.recipes)
+    return [written_candidate(settings, recipe) for recipe in settings.recipes if recipe.name in own.recipes]
+
+
+def new_candidate(settings: Settings, model: str) -> TunedCandidate:
+    """Return the pattern of new candidates, with the tolerances and the needs of the model's first recipe."""
+    first, *_ = own_candidates(settings, model)
     return replace(first, recipe=replace(first.recipe, max_drop=None), is_written=False)
 
 

@@ -18,7 +18,7 @@ from hatch_lower.cli.measure.tune.candidates import TunedCandidate
 from hatch_lower.cli.measure.tune.choose import TunedModel
 from hatch_lower.cli.replaced import replace_files, spaced, with_line_ends
 from hatch_lower.config.settings import ModelSettings, Settings
-from hatch_lower.config.tables import ATOL, RTOL, quote_key
+from hatch_lower.config.tables import HookTable, quote_key
 from hatch_lower.driver.measured import measured_calls
 from hatch_lower.errors import ConfigError, refused_error
 from hatch_lower.format.evidence import EVIDENCE_FILE, Evidence, read_evidence, write_evidence
@@ -233,11 +233,12 @@ def measured_order(wanted: Edit, evidence: Evidence) -> bool:
 
 def inherited_values(hook: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a recipe whose table does not set these."""
+    usual = HookTable()
     return {
-        "rtol": hook.get("rtol", RTOL),
-        "atol": hook.get("atol", ATOL),
-        "on-mismatch": hook.get("on-mismatch", "leave-out"),
-        "torch-free": hook.get("torch-free", False),
+        "rtol": hook.get("rtol", usual.rtol),
+        "atol": hook.get("atol", usual.atol),
+        "on-mismatch": hook.get("on-mismatch", usual.on_mismatch),
+        "torch-free": hook.get("torch-free", usual.torch_free),
     }
 
 
