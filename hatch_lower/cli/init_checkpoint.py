@@ -29,9 +29,10 @@ def checked_folder(root: Path, given: str, task: str | None, *, trusts_code: boo
         return downloaded_checkpoint(named, HubTarget(named, *named.hub, "`--transformers`"))
     place = folder_in_project(root, given, "`--transformers`")
     parts = [] if task else part_folders(place)
-    config = read_checkpoint_config(parts[0] if parts else place, "`--transformers`", trusts_code=trusts_code)
+    first = parts[0] if parts else place
+    config = read_checkpoint_config(first, "`--transformers`", trusts_code=trusts_code)
     kind, *_ = config.get("architectures") or ["AutoModel"]
-    names_of_weights(parts[0] if parts else place, str(kind), "`--transformers`")
+    names_of_weights(first, str(kind), "`--transformers`")
     library = SENTENCES if parts else TRANSFORMERS
     return CheckpointFolder(place.relative_to(root).as_posix(), task or "", library, trusts_code)
 

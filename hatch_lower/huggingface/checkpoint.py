@@ -187,6 +187,9 @@ def read_checkpoint_config(
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         reason = "" if isinstance(found, dict) else f"a value of type `{type(found).__name__}`"
+        listed = [] if reason else found.get("architectures") or []
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            reason = "`architectures` is no list of names"
     except (OSError, ValueError) as error:
         reason = str(error)
     hint = f"name a folder that `{WRITERS[library]}` wrote"

@@ -150,6 +150,8 @@ def test_a_task_that_the_architecture_lacks_is_refused(folder: Path) -> None:
         (None, "", "the folder holds no checkpoint"),
         ("{", "", "the folder holds no checkpoint"),
         ("[]", "", "the folder holds no checkpoint"),
+        ({"architectures": 5}, "", "`architectures` is no list of names"),
+        ({"architectures": [5]}, "", "`architectures` is no list of names"),
         ({"auto_map": {"AutoModel": "modeling.Net"}}, "", "brings code of its own"),
         ({"model_type": "bert"}, "", "the task of the checkpoint is not known"),
         ({"architectures": ["BertForNothing"]}, "", "transformers has no class `BertForNothing`"),
