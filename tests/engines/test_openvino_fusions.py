@@ -62,7 +62,14 @@ class Columns(nn.Module):
         return *sums, *later, torch.sqrt(x.abs().mean(-1, keepdim=True) + self.column)
 
 
-@pytest.mark.parametrize("kind", [Quotients, Columns])
+class Variances(nn.Module):
+    """Quotients of reductions and the number of reduced elements, which OpenVINO computes of the sizes."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.var(1, keepdim=True), x.var(1) + 1, x.var(1).sqrt(), x.var((0, 1)), x.var(2), x.var((1, 2))
+
+
+@pytest.mark.parametrize("kind", [Quotients, Columns, Variances])
 def test_what_is_fused_gives_eagers_numbers(kind: type[nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(1)
     module, x = kind().eval(), torch.randn(2, 6, 8)

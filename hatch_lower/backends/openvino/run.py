@@ -8,7 +8,8 @@ AVX-512, for models of two operations:
 - A quotient of a constant and a computed number is inverted, behind a reduction, a product, a convolution, an
   interpolation and a normalization. `torch.rsqrt` is a quotient with the constant 1.
 - Behind a reduction, all elements meet the first number of a constant with several numbers.
-- Behind a reduction, some elements of a quotient by a constant are wrong.
+- Behind a reduction, some elements of a quotient by a constant are wrong. A number of elements is such a constant where
+  a size is static, as in a variance.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ FUSED = frozenset(
         *("Subtract", "Swish", "Tanh", "Unsqueeze"),
     }
 )
+ROOTS = frozenset({"Constant", "ShapeOf"})  # the static sizes of a tensor are constants
 SHAPED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # with a constant that is a shape
 
 
@@ -71,11 +73,11 @@ def keep_numbers(openvino: Any, model: Any) -> None:
 
 
 def names_of_fixed(layers: Sequence[Any]) -> set[str]:
-    """Return the names of values computed from constants alone, which OpenVINO computes before the first call."""
+    """Return the names of values computed from constants and sizes alone, which OpenVINO may compute at loading."""
     fixed: set[str] = set()
     for layer in layers:
         sources = layer.input_values()
-        if layer.get_type_name() == "Constant" or (sources and all(node_name(source) in fixed for source in sources)):
+        if layer.get_type_name() in ROOTS or (sources and all(node_name(source) in fixed for source in sources)):
             fixed.add(layer.get_name())
     return fixed
 
