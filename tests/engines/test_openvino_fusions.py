@@ -69,7 +69,24 @@ class Variances(nn.Module):
         return x.var(1, keepdim=True), x.var(1) + 1, x.var(1).sqrt(), x.var((0, 1)), x.var(2), x.var((1, 2))
 
 
-@pytest.mark.parametrize("kind", [Quotients, Columns, Variances])
+class Activations(nn.Module):
+    """Activations of reductions over a dimension in the middle."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        kinds = F.hardswish, F.hardsigmoid, F.silu, F.mish, F.elu, torch.erf, torch.floor, torch.relu
+        # sums of different numbers: a result with several users is in no other kernel
+        return tuple(kind((x + place).sum(1)) for place, kind in enumerate(kinds))
+
+
+class Joined(nn.Module):
+    """Absolute values of a one-dimensional concatenation that others read."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        joined = torch.cat([x[0, 0] - 1, x[0, 1], x[1, 0] * 2])
+        return joined, joined.abs(), joined + joined.abs(), torch.sin(joined)
+
+
+@pytest.mark.parametrize("kind", [Quotients, Columns, Variances, Joined])
 def test_what_is_fused_gives_eagers_numbers(kind: type[nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(1)
     module, x = kind().eval(), torch.randn(2, 6, 8)
@@ -79,6 +96,28 @@ def test_what_is_fused_gives_eagers_numbers(kind: type[nn.Module], tmp_path: Pat
     model = load(save_program(lowered, tmp_path / "saved"))
     with torch.no_grad():
         torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_activations_of_reductions_give_eagers_numbers_in_batches_of_any_size(tmp_path: Path) -> None:
+    module, batch = Activations(), torch.export.Dim("batch", max=8)
+    program = torch.export.export(module, (torch.randn(4, 4, 4),), dynamic_shapes=({0: batch},))
+    lowered = to_edge_transform_and_lower(program, partitioner=[OpenvinoBackend.partitioner({})]).to_executorch()
+    model = load(save_program(lowered, tmp_path / "saved"))
+    for rows in (4, 7, 3):
+        x = torch.randn(rows, 4, 4)
+        torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_choice_between_a_group_norm_and_its_input_runs(tmp_path: Path) -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x <= 0.1, F.group_norm(x, 1), x)
+
+    x = torch.randn(3, 2, 8, 8)
+    lowered = to_edge_transform_and_lower(
+        torch.export.export(Chosen(), (x,)), partitioner=[OpenvinoBackend.partitioner({})]
+    ).to_executorch()
+    torch.testing.assert_close(load(save_program(lowered, tmp_path / "saved"))(x), Chosen()(x), rtol=1e-4, atol=1e-5)
 
 
 class Norms(nn.Module):

@@ -8,8 +8,12 @@ AVX-512, for models of two operations:
 - A quotient of a constant and a computed number is inverted, behind a reduction, a product, a convolution, an
   interpolation and a normalization. `torch.rsqrt` is a quotient with the constant 1.
 - Behind a reduction, all elements meet the first number of a constant with several numbers.
-- Behind a reduction, some elements of a quotient by a constant are wrong. A number of elements is such a constant where
-  a size is static, as in a variance.
+- Behind a reduction, some elements of a quotient by a constant are wrong, and so are those of `hardswish`. A number of
+  elements is such a constant where a size is static, as in a variance. So the kernel of a reduction computes nothing
+  else than the operations of a norm.
+
+A one-dimensional concatenation meets the absolute value of an operation behind it also where others read it: the plugin
+moves the operation to the inputs of the concatenation, unless the two have different shapes.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ FUSED = frozenset(
 )
 ROOTS = frozenset({"Constant", "ShapeOf"})  # the static sizes of a tensor are constants
 SHAPED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # with a constant that is a shape
+CRASHING = frozenset({"GroupNormalization", "Select"})  # code that is generated for both ends the process
+OF_NORMS = frozenset({"Add", "Multiply", "Power", "Sqrt"})  # are right in the kernel of a reduction
 
 
 def keep_numbers(openvino: Any, model: Any) -> None:
@@ -69,7 +75,20 @@ def keep_numbers(openvino: Any, model: Any) -> None:
             differs_fused(user, fixed) for user in users(layer, fixed)
         ):
             apart.append(layer.output(0))
+        elif layer.get_type_name() == "Abs":
+            keep_concatenation(openvino, layer)
     model.add_results([openvino.op.Result(value) for value in apart if node_name(value) not in fixed])
+
+
+def keep_concatenation(openvino: Any, layer: Any) -> None:
+    """Give absolute values another shape than the one-dimensional concatenation before, if others read it."""
+    source = layer.input_value(0)
+    readers = len(source.get_target_inputs())
+    if source.get_partial_shape().rank != 1 or source.get_node().get_type_name() != "Concat" or readers == 1:
+        return
+    first = openvino.op.Constant(np.zeros(1, np.int64))
+    absolute = openvino.opset13.abs(openvino.opset13.unsqueeze(source, first))
+    layer.output(0).replace(openvino.opset13.squeeze(absolute, first).output(0))
 
 
 def names_of_fixed(layers: Sequence[Any]) -> set[str]:
@@ -97,12 +116,10 @@ def users(layer: Any, fixed: Set[str]) -> Iterator[Any]:
 
 
 def differs_fused(layer: Any, fixed: Set[str]) -> bool:
-    if layer.get_type_name() in SHAPED:
+    name, sources = layer.get_type_name(), layer.input_values()
+    if name in SHAPED or (name == "Divide" and is_one(sources[0])):
         return False
-    sources = layer.input_values()
-    if layer.get_type_name() == "Divide" and node_name(sources[1]) in fixed:
-        return True
-    return any(node_name(source) in fixed and has_several(source) for source in sources)
+    return name not in OF_NORMS or any(node_name(source) in fixed and has_several(source) for source in sources)
 
 
 def node_name(value: Any) -> str:
@@ -167,7 +184,7 @@ class OpenvinoDelegate(Delegate):
             bind_parameters(openvino, model, values)
             keep_numbers(openvino, model)
             try:
-                compiled = core.compile_model(model, info.device, {**settings(info), **more})
+                compiled = core.compile_model(model, info.device, {**settings(info, model), **more})
             except RuntimeError as error:
                 if info.device == CPU:
                     raise
@@ -309,7 +326,7 @@ class OpenvinoFacts(NamedTuple):
     indices: tuple[tuple[int, int, int], ...]
 
 
-def settings(info: OpenvinoFacts) -> dict[str, object]:
+def settings(info: OpenvinoFacts, model: Any) -> dict[str, object]:
     # keep float32 as float32, also beside 8-bit weights, and optimize for the latency of a single call
     chosen: dict[str, object] = {
         "INFERENCE_PRECISION_HINT": "f32",
@@ -319,6 +336,8 @@ def settings(info: OpenvinoFacts) -> dict[str, object]:
     if info.device == CPU:
         # several models, and other libraries, share the cores
         chosen["ENABLE_CPU_PINNING"] = False
+        if {layer.get_type_name() for layer in model.get_ops()} >= CRASHING:
+            chosen["SNIPPETS_MODE"] = "DISABLE"  # no code is generated for several operations
         if info.threads:
             chosen["INFERENCE_NUM_THREADS"] = info.threads
     return chosen
