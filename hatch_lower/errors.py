@@ -153,6 +153,14 @@ class CallError(LowerError, RuntimeError):
     """A delegate failed in a call, for instance for an index out of range; the model can be called again."""
 
 
+class IndexRangeError(CallError, IndexError):
+    """An index of a call is out of range: a token that is not in the vocabulary, for instance."""
+
+    position: int | None = None  # of the input that has the index, among the inputs of the method or delegate
+    least: int = 0
+    rows: int = 0  # of the table
+
+
 def printable(text: str) -> str:
     """Return a text with every control character escaped as in JSON: `\\u001b`."""
     if text.isprintable():

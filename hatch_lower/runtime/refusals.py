@@ -6,10 +6,10 @@ Generated code only detects a wrong argument; the functions here check all argum
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from hatch_lower.errors import NO_MEMORY, CallError, InputError, LowerError, ProgramError
+from hatch_lower.errors import NO_MEMORY, CallError, IndexRangeError, InputError, LowerError, ProgramError
 from hatch_lower.format.arguments import Input, LiteralInput, Special, SymbolInput, TensorInput, input_text, range_texts
 from hatch_lower.format.expression import Expression, evaluate_size, expression_text, symbols_in
 from hatch_lower.format.plan import MethodPlan, input_paths
@@ -162,7 +162,18 @@ def refuse_produced(arrays: Arrays, expected: str, value: object) -> NoReturn:
     )
 
 
-def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
+def call_failed(
+    backend: str,
+    where: str,
+    error: Exception,
+    values: Sequence[object] = (),
+    find: Callable[[Exception, Sequence[object]], Exception | None] | None = None,
+) -> NoReturn:
+    """Raise the error of a delegate again; `find` makes the error for an index out of range from the inputs."""
+    if find is not None and (isinstance(error, IndexRangeError) or BAD_INDEX.search(str(error))):
+        exact = find(error, values)
+        if exact is not None:
+            raise exact from error
     if isinstance(error, LowerError | MemoryError):
         raise error
     raise CallError(

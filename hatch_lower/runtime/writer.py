@@ -14,7 +14,7 @@ For a method with a single delegate the source looks like this (identifiers shor
             if image.requires_grad: image = image.detach()
             if not image.is_contiguous(): image = restride(image, (n1, 1,))
             try: v1 = delegate([image])
-            except Exception as error: failed(error)
+            except Exception as error: failed(error, [image])
             if type(v1) is not list or len(v1) != 1: check_outputs(v1, {})
             v2 = v1[0]
             del v1
@@ -36,12 +36,13 @@ from typing import TYPE_CHECKING
 from hatch_lower.format.arguments import Argument, ConstantName, Input, Special, TensorInput, Value
 from hatch_lower.format.constants import holds_state
 from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
-from hatch_lower.format.plan import Plan
+from hatch_lower.format.plan import Plan, input_paths
 from hatch_lower.format.tree import Leaf, count_leaves
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import Aliasing, Root, last_uses, references_to_values, symbols_of
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import output_code, take_apart
+from hatch_lower.runtime.indices import ArgumentNames, delegate_range_error, is_lookup, refuse_lookup
 from hatch_lower.runtime.inputs import InputWriter, ZeroTests, delegate_input_lines, lines_for_empty, refuse_empty
 from hatch_lower.runtime.names import CodeNames, tuple_code
 from hatch_lower.runtime.operators import map_rows, python_code, scan_rows, size_code
@@ -58,6 +59,7 @@ class GraphScope(Frozen):
     variables: dict[int, str]  # by slot
     symbols: dict[str, str]  # variables of sizes, by symbol
     checked: Mapping[int, Input]  # slots with inputs that are already checked
+    arguments: ArgumentNames
 
 
 class MethodWriter:
@@ -97,7 +99,8 @@ class MethodWriter:
         body = checks.write()
         slots = method.graph.inputs
         checked = dict(zip(slots, method.inputs, strict=True))
-        scope = GraphScope(dict(zip(slots, leaves, strict=True)), checks.symbols, checked)
+        arguments = ArgumentNames(self._where, input_paths(method), slots)
+        scope = GraphScope(dict(zip(slots, leaves, strict=True)), checks.symbols, checked, arguments)
         body += self._write_graph(method.graph, scope, "", self._kept_slots())
         if self._clock is not None:
             body.append(self._clock.ending(names, self._arrays.clock()))
@@ -173,6 +176,9 @@ class MethodWriter:
                     op = instruction.op
                     function = self.names.bind(op.split(".")[1], self._operators[op].function, op)
                     code = f"{function}({', '.join([*args, *self._keywords(instruction, scope)])})"
+                    if is_lookup(instruction) and self._arrays.device == "cpu":
+                        refuse = partial(refuse_lookup, scope.arguments, instruction, self._arrays)
+                        return self._write_attempt(f"{out} = {code}", self.names.bind("refuse", refuse), args)
                 return [f"{out} = {code}"]
             case PythonCall():
                 return [f"{out} = {python_code(instruction.op, args, self.names)}"]
@@ -203,13 +209,12 @@ class MethodWriter:
             else:
                 given.append(code)
         copies = [argument for argument, code in zip(given, args, strict=True) if argument != code]
-        failed = partial(call_failed, self._plan.delegates[instruction.delegate].backend, where)
-        error, raised = self.names.local("error"), self.names.bind("raised", Exception, "raised")
-        call = self._delegate_call(instruction, given)
-        called = [
-            f"try: {out} = {call}",
-            f"except {raised} as {error}: {self.names.bind('failed', failed, ('failed', where))}({error})",
-        ]
+        arguments = [scope.arguments.name_of(argument) for argument in instruction.args]
+        find = partial(delegate_range_error, arguments, self._where, self._arrays)
+        failed = partial(call_failed, self._plan.delegates[instruction.delegate].backend, where, find=find)
+        called = self._write_attempt(
+            f"{out} = {self._delegate_call(instruction, given)}", self.names.bind("failed", failed), given
+        )
         around = self._around_empty(instruction, given, out, where, scope)
         lines += [*around, "else:", *indent_lines(called)] if around else called
         check = self.names.bind("check_outputs", partial(check_outputs, self._arrays, where, instruction.outputs))
@@ -222,6 +227,10 @@ class MethodWriter:
             wrong = f"{kind}({out}) is not {plain} or {length}({out}) != {len(instruction.outputs)}"
             lines.append(f"if {wrong}: {check}({out}, {{}})")
         return [*lines, f"del {', '.join(copies)}"] if copies else lines
+
+    def _write_attempt(self, line: str, failed: str, values: Sequence[str]) -> list[str]:
+        error, raised = self.names.local("error"), self.names.bind("raised", Exception, "raised")
+        return [f"try: {line}", f"except {raised} as {error}: {failed}({error}, [{', '.join(values)}])"]
 
     def _around_empty(
         self, instruction: DelegateCall, given: Sequence[str], out: str, where: str, scope: GraphScope
@@ -280,7 +289,7 @@ class MethodWriter:
         variables = {slot: self.names.local(f"v{slot}") for slot in graph.inputs}
         function = self.names.fresh("graph")
         parameters = [*sizes.values(), *(variables[slot] for slot in graph.inputs)]
-        scope = GraphScope(variables, dict(sizes), {})
+        scope = GraphScope(variables, dict(sizes), {}, ArgumentNames(self._where))
         lines = self._write_graph(graph, scope, before)
         outputs = self._arguments(graph.outputs, scope)
         lines = [f"def {function}({', '.join(parameters)}):", *indent_lines([*lines, f"return {tuple_code(outputs)}"])]

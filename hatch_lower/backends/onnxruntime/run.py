@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 FOLDER = "session.model_external_initializers_file_folder_path"
+FATAL = 4  # ONNX Runtime's number of the severity
 BFLOAT16 = 16  # ONNX's number of the dtype
 SPIN_DURATION = "session.intra_op.spin_duration_us"
 EXACT_BYTES = "session.x64quantprecision"
@@ -64,6 +65,8 @@ class OnnxruntimeDelegate(Delegate):
         self._session = session
         self._values = values
         self._run = session.run
+        self._options = import_onnxruntime().RunOptions()
+        self._options.log_severity_level = FATAL  # an error is an exception, whose words stderr would repeat
         self._map = call
         self._feed = [(f"x{position}", position) for position in call.passed]
         self._names = [f"y{index}" for index in range(call.results)]
@@ -121,7 +124,7 @@ class OnnxruntimeDelegate(Delegate):
         if self._calls is not None:
             return self._map.arrange(inputs, self._calls.run(self._map.select(inputs)))
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
-        return self._map.arrange(inputs, self._run(self._names, feed))
+        return self._map.arrange(inputs, self._run(self._names, feed, self._options))
 
 
 def refuse_missing(blob: DelegateBlob, providers: Sequence[str], present: Sequence[str], found: str) -> None:

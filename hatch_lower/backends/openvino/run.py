@@ -37,8 +37,9 @@ from hatch_lower.backends.openvino.library import (
     missing_devices,
     passed_over,
 )
-from hatch_lower.errors import CallError, LowerError, ProgramError, UnavailableError, reading_hint
+from hatch_lower.errors import LowerError, ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.indices import check_indices
 from hatch_lower.runtime.numpy_arrays import element_dtype, is_bfloat16
 
 # OpenVINO's own mark of a division that must not become a product with the reciprocal, which rounds differently
@@ -205,7 +206,7 @@ class OpenvinoDelegate(Delegate):
 
     def run(self, inputs: list[Array]) -> Sequence[object]:
         for position, least, size in self._info.indices:
-            check_index_range(inputs[position], least, size)
+            check_indices(inputs[position], position, least, size)
         try:
             request = self._requests.pop()
         except IndexError:
@@ -297,18 +298,6 @@ def bind_parameters(openvino: Any, model: Any, values: Sequence[Any]) -> None:
     for parameter, value in zip(parameters[len(parameters) - len(values) :], values, strict=True):
         parameter.output(0).replace(openvino.op.Constant(value).output(0))
         model.remove_parameter(parameter)
-
-
-def check_index_range(indices: Array, least: int, size: int) -> None:
-    if not indices.size:
-        return
-    if indices.min() < least or indices.max() >= size:
-        wrong = indices[(indices < least) | (indices >= size)]
-        raise CallError(
-            "an index is out of range",
-            found=f"{int(wrong[0])}, where a table has {size} rows",
-            hint=f"indices are {least} at least, and less than the number of rows",
-        )
 
 
 class OpenvinoFacts(NamedTuple):
