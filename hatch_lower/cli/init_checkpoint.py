@@ -18,6 +18,7 @@ from hatch_lower.huggingface.checkpoint import (
     read_checkpoint_config,
     refuse_unknown_task,
 )
+from hatch_lower.huggingface.tasks import refuse_lacking_task
 
 
 def checked_folder(root: Path, given: str, task: str | None, *, trusts_code: bool = False) -> CheckpointFolder:
@@ -31,6 +32,7 @@ def checked_folder(root: Path, given: str, task: str | None, *, trusts_code: boo
     parts = [] if task else part_folders(place)
     first = parts[0] if parts else place
     config = read_checkpoint_config(first, "`--transformers`", trusts_code=trusts_code)
+    refuse_lacking_task(config, task or "", "`--task`")
     kind, *_ = config.get("architectures") or ["AutoModel"]
     names_of_weights(first, str(kind), "`--transformers`")
     library = SENTENCES if parts else TRANSFORMERS
@@ -43,6 +45,9 @@ def downloaded_checkpoint(named: CheckpointFolder, target: HubTarget) -> Checkpo
     if not named.task and named.library != TIMM:  # its configuration may be in a part's folder
         target = replace(target, checkpoint=replace(named, library=SENTENCES))
     download_checkpoint(target, stats, weights=False)
+    if named.task:
+        config = read_checkpoint_config(target.folder, target.where, trusts_code=named.trusts_code)
+        refuse_lacking_task(config, named.task, "`--task`")
     return target.checkpoint if target.checkpoint.library == SENTENCES and part_folders(target.folder) else named
 
 

@@ -13,7 +13,7 @@ from hatch_lower.config.checkpoint import SENTENCES, TIMM, TRANSFORMERS, Checkpo
 from hatch_lower.errors import EntryPointError, nearest
 from hatch_lower.format.timm_config import ARCHITECTURE, is_timm
 from hatch_lower.huggingface.code import CODE, own_class, private_copies, refuse_code, refuse_module_code
-from hatch_lower.huggingface.tasks import TASK_CLASSES
+from hatch_lower.huggingface.tasks import TASK_CLASSES, lacking_task
 
 if TYPE_CHECKING:
     from hatch_lower.model import Model
@@ -70,9 +70,7 @@ def checkpoint_model(checkpoint: CheckpointFolder, root: Path, where: str) -> Mo
     options["ignore_mismatched_sizes"] = True  # transformers' own error names no parameter
     options["trust_remote_code"] = checkpoint.trusts_code
     with private_copies() if checkpoint.trusts_code else nullcontext():
-        module, report = first_loaded(
-            kinds, folder, options, f"task `{checkpoint.task}`, architecture `{config.get('model_type')}`", where
-        )
+        module, report = first_loaded(kinds, folder, options, lacking_task(config, checkpoint.task, where))
     refuse_missing(report["missing_keys"], type(module), where)
     refuse_other_shapes(report["mismatched_keys"], type(module), where)
     return (generator if module.can_generate() else model)(module.eval())
@@ -216,7 +214,7 @@ def refuse_unknown_task(task: str, where: str) -> None:
         raise EntryPointError("there is no such task", where=where, found=found, hint="correct the task")
 
 
-def first_loaded(kinds: Iterable[Any], folder: Path, options: dict[str, Any], asked: str, where: str) -> Any:
+def first_loaded(kinds: Iterable[Any], folder: Path, options: dict[str, Any], lacking: EntryPointError) -> Any:
     """Return the model, and the report of its loading, of the first class that has the checkpoint's architecture."""
     for kind in kinds:
         try:
@@ -224,12 +222,7 @@ def first_loaded(kinds: Iterable[Any], folder: Path, options: dict[str, Any], as
         except ValueError as error:
             if "Unrecognized configuration class" not in str(error):
                 raise
-    raise EntryPointError(
-        "the architecture of the checkpoint does not have the task",
-        where=where,
-        found=asked,
-        hint="remove `task`: the class that wrote the checkpoint is then taken",
-    )
+    raise lacking
 
 
 def refuse_other_weights(folder: Path, kind: str, where: str) -> None:

@@ -142,6 +142,8 @@ def test_a_task_that_the_architecture_lacks_is_refused(folder: Path) -> None:
     with pytest.raises(EntryPointError, match="the architecture of the checkpoint does not have the task") as error:
         checkpoint_model(CheckpointFolder(str(folder), "image-classification"), Path(), "here")
     assert error.value.found == "task `image-classification`, architecture `bert`"
+    assert "`feature-extraction`, `fill-mask`, `multiple-choice`" in error.value.hint
+    assert "or remove the task: the class that wrote the checkpoint is then taken" in error.value.hint
 
 
 @pytest.mark.parametrize(

@@ -379,6 +379,47 @@ def test_a_checkpoint_needs_no_entry_point(tmp_path: Path) -> None:
     assert "tokenizers" not in document["project"]["dependencies"]
 
 
+def test_init_refuses_a_task_that_the_architecture_lacks(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    root = project(tmp_path / "p", HATCHLING)
+    checkpoint(root, architectures=["BertForMaskedLM"], model_type="bert")
+    options = ("--transformers", "models/reviews", "--backend", "onnxruntime", "--task")
+    done = init(root, *options, "image-classification")
+    assert done.exit_code == 1
+    lines = done.output.splitlines()
+    assert lines[:3] == [
+        "error: the architecture of the checkpoint does not have the task",
+        "  where: `--task`",
+        "  found: task `image-classification`, architecture `bert`",
+    ]
+    assert "take one of the architecture's tasks (`feature-extraction`, `fill-mask`, " in lines[3]
+    assert "image" not in lines[3]
+    assert (root / "pyproject.toml").read_text() == HATCHLING
+    assert init(root, *options, "fill-mask").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("has_transformers", "config"),
+    [
+        (False, {"model_type": "bert"}),
+        (True, {"model_type": "a later one"}),
+        (True, {"model_type": ["bert"]}),
+        (True, {}),
+    ],
+)
+def test_a_task_of_an_unknown_architecture_is_left_to_the_build(
+    has_transformers: bool, config: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_transformers:
+        pytest.importorskip("transformers")
+    else:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    root = project(tmp_path / "p", HATCHLING)
+    checkpoint(root, architectures=["BertForMaskedLM"], **config)
+    done = init(root, "--transformers", "models/reviews", "--task", "image-classification", "--backend", "onnxruntime")
+    assert done.exit_code == 0, done.output
+
+
 def test_a_checkpoint_with_a_tokenizer_needs_the_library_of_tokenizers(tmp_path: Path) -> None:
     root = project(tmp_path / "p", HATCHLING)
     (checkpoint(root, architectures=["BertForMaskedLM"]) / "tokenizer.json").write_text("{}")
