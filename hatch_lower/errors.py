@@ -122,6 +122,10 @@ class ProgramError(LowerError):
     """A packaged program is missing, damaged, from a newer version, or cannot run on this machine."""
 
 
+class AbsentWeightsError(ProgramError):
+    """Weights outside the wheel are not on this machine; the wheel itself may be whole."""
+
+
 class UnavailableError(ProgramError):
     """The device or execution provider that a recipe computes on is missing or does not start on this machine.
 

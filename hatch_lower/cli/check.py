@@ -68,8 +68,8 @@ def check(
 ) -> None:
     """Compare a model's outputs here with the eager model's.
 
-    The packaged inputs are run. Ends with status 1 if an output differs, or a file is damaged or missing, and with
-    status 3 if no method could be compared.
+    The packaged inputs are run. Ends with status 1 if an output differs, a file is damaged or missing, or weights
+    outside the wheel are absent (`hatch-lower fetch` obtains them), and with status 3 if no method could be compared.
 
     `--matrix` installs a wheel with the oldest and the newest version of each engine (ONNX Runtime, OpenVINO,
     ExecuTorch) that the wheel allows, and with each minor version between, in a fresh environment each. `--write`

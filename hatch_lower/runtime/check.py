@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hatch_lower.errors import LowerError, UnavailableError
+from hatch_lower.errors import AbsentWeightsError, LowerError, UnavailableError
 from hatch_lower.format.arguments import Input, LiteralInput, Special
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
@@ -56,7 +56,7 @@ class CheckRow:
     model: str
     recipe: str
     method: str
-    status: str  # `ok`, `differs`, `fails`, `damaged`, `stale` or `skipped`
+    status: str  # `ok`, `differs`, `fails`, `damaged`, `absent`, `stale` or `skipped`
     detail: str = ""  # the fault or difference, or the reason for skipping
     # largest absolute difference over all outputs; `None` without a comparison
     largest_error: float | None = None
@@ -94,7 +94,9 @@ def check_rows(
     arrays, kinds = find_arrays(), DelegateKinds()
     faults = list(folder.faults(model)) or list(outside_faults(open_constants(folder, model)))
     if faults:
-        yield from (CheckRow(model, "", "", "damaged", str(fault)) for fault in faults)
+        for fault in faults:
+            status = "absent" if isinstance(fault, AbsentWeightsError) else "damaged"
+            yield CheckRow(model, "", "", status, str(fault))
         return
     try:
         if changed := changed_sources(folder, model):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import ProgramError, reading_hint
+from hatch_lower.errors import AbsentWeightsError, ProgramError, reading_hint
 from hatch_lower.format.codec import refuse_damaged_file
 from hatch_lower.format.constants import Storage
 from hatch_lower.format.manifest import FileEntry
@@ -23,7 +23,7 @@ from hatch_lower.format.weights import (
 from hatch_lower.runtime.delegates import Place
 from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.mapped import ConstantsFile, map_file
-from hatch_lower.runtime.sources import fetch_mode, list_search_paths, local_copy
+from hatch_lower.runtime.sources import fetch_mode, list_search_paths, local_copy, size_of
 
 Find = Callable[[WeightsSource], Path | None]
 
@@ -110,10 +110,10 @@ class OutsideWeights:
                         hint=reading_hint(str(error), "fetch the weights again with `hatch-lower fetch`"),
                     ) from error
 
-    def _missing(self, source: WeightsSource) -> ProgramError:
-        looked = "\n".join(map(str, list_search_paths(source)))
+    def _missing(self, source: WeightsSource) -> AbsentWeightsError:
+        looked = "\n".join(map(found_at, list_search_paths(source)))
         origin = "" if source.has_place else " --from URL"
-        return ProgramError(
+        return AbsentWeightsError(
             "weights of the model are not on this machine",
             where=source.url,
             found=f"no file of {source.size} bytes at any of these paths:\n{looked}",
@@ -127,6 +127,11 @@ class OutsideWeights:
             found=found,
             hint=f"run `hatch-lower fetch {self._name}`, which replaces the file from {source.url}",
         )
+
+
+def found_at(path: Path) -> str:
+    size = size_of(path)
+    return str(path) if size is None else f"{path}, a file of {size} bytes"
 
 
 def open_outside(

@@ -177,7 +177,9 @@ def test_an_offline_machine_fetches_nothing(
 def test_a_file_of_another_size_is_none(tmp_path: Path, cache: Path, data: bytes) -> None:
     folder = write_outside(tmp_path / "_lowered", {URL: FILE})
     keep(cache, FILE, data)
-    assert "at any of these paths" in refused(lambda: load(folder))
+    text = refused(lambda: load(folder))
+    assert "at any of these paths" in text
+    assert f"{file_name(sha256_bytes(FILE.data))}, a file of {len(data)} bytes" in text
 
 
 def test_another_checkpoint_of_the_same_shape_is_found_by_verifying(tmp_path: Path, cache: Path) -> None:
@@ -207,12 +209,16 @@ def test_a_flipped_byte_is_found_by_verifying_or_changes_nothing(tmp_path: Path,
     assert len(wrong) == 32  # all that the model uses; the header of the file is not read
 
 
-def test_weights_that_are_missing_are_damage_for_a_check(tmp_path: Path, cache: Path) -> None:
+def test_a_check_calls_weights_that_are_not_here_absent(tmp_path: Path, cache: Path) -> None:
     folder = write_outside(tmp_path / "_lowered", {URL: FILE})
     done = CliRunner().invoke(main, ["check", str(folder), "--json"])
     (row,) = json.loads(done.stdout)
-    assert (done.exit_code, row["status"]) == (1, "damaged")
+    assert (done.exit_code, row["status"]) == (1, "absent")
     assert "weights of the model are not on this machine" in row["detail"]
+    lines = CliRunner().invoke(main, ["check", str(folder)]).stdout.splitlines()
+    assert any(line.split() == ["digits", "absent"] for line in lines)
+    assert f"  to do: run `hatch-lower fetch {folder}`" in "\n".join(lines)
+    assert lines[-1] == "0 methods compared, 1 fault"
 
 
 def test_a_check_of_a_wheel_says_how_to_fetch_its_weights(tmp_path: Path, cache: Path) -> None:

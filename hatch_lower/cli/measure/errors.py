@@ -50,7 +50,7 @@ def measure_errors(
     rows, ending, said = run_child(request, seconds) if models else ([], "", "")
     read = [{**row, "detail": row["detail"].replace(places[row["model"]], title)} for row in rows]
     for row in read:
-        if row["status"] in ("fails", "damaged"):
+        if row["status"] in ("fails", "damaged", "absent"):
             where = "/".join(part for part in (title, row["model"], row["recipe"], row["method"]) if part)
             raise ProgramError("a method cannot be compared with eager", where=where, found=row["detail"], hint=HINT)
     if ending:
