@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from hatch_lower.canonical import is_file_of
 from hatch_lower.errors import FetchError, size_text
@@ -33,6 +33,7 @@ from hatch_lower.runtime.origins import (
 from hatch_lower.runtime.sources import (
     HUB,
     file_name,
+    file_name_in_url,
     forbidding_variable,
     hub_file,
     hub_folder,
@@ -106,13 +107,6 @@ def as_url(origin: str) -> str:
         return origin
     path = Path(origin).absolute()
     return path.as_uri() + ("/" if path.is_dir() else "")
-
-
-def file_name_in_url(url: str) -> str:
-    path = url.partition("?")[0]
-    if "://" in path:
-        path = path.partition("://")[2].partition("/")[2]
-    return unquote(path).rpartition("/")[2]
 
 
 def fetch_source(source: WeightsSource, to: Path | None, origin: str, limits: DownloadLimits) -> Fetched:

@@ -111,7 +111,7 @@ class OutsideWeights:
                     ) from error
 
     def _missing(self, source: WeightsSource) -> AbsentWeightsError:
-        looked = "\n".join(map(found_at, list_search_paths(source)))
+        looked = "\n".join(found_at(path, source) for path in list_search_paths(source))
         origin = "" if source.has_place else " --from URL"
         return AbsentWeightsError(
             "weights of the model are not on this machine",
@@ -129,9 +129,11 @@ class OutsideWeights:
         )
 
 
-def found_at(path: Path) -> str:
+def found_at(path: Path, source: WeightsSource) -> str:
     size = size_of(path)
-    return str(path) if size is None else f"{path}, a file of {size} bytes"
+    if size is None:
+        return str(path)
+    return f"{path}, a file " + ("with another sha256" if size == source.size else f"of {size} bytes")
 
 
 def open_outside(

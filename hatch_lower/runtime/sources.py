@@ -1,6 +1,7 @@
-"""Places of weights on this machine: folders with files named by digest, and the cache of the Hugging Face hub.
+"""Places of weights on this machine: folders with files named by digest or by publication, and the hub's cache.
 
-This module opens no connection, reads no contents and imports no module that downloads.
+This module opens no connection and imports no module that downloads. It reads files with published names only, because
+another file of the same size may have such a name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
 
+from hatch_lower.canonical import is_file_of
 from hatch_lower.errors import FetchError
 
 if TYPE_CHECKING:
@@ -31,20 +34,43 @@ class HubFile(NamedTuple):
 
 
 def local_copy(source: WeightsSource) -> Path | None:
-    return next((path for path in list_search_paths(source) if size_of(path) == source.size), None)
+    """Return the path of a source's file: the first of its size, under a published name also of its digest."""
+    if found := next((path for path in list_fixed_paths(source) if size_of(path) == source.size), None):
+        return found
+    published = (path for path in list_published_paths(source) if size_of(path) == source.size)
+    return next((path for path in published if is_file_of(path, source.size, source.sha256)), None)
 
 
 def list_search_paths(source: WeightsSource) -> Iterator[Path]:
     # in search order
+    yield from list_fixed_paths(source)
+    yield from list_published_paths(source)
+
+
+def list_fixed_paths(source: WeightsSource) -> Iterator[Path]:
+    """Give the paths that the digest or the commit names, where no other file is."""
     for folder in weights_folders():
         yield folder / file_name(source.sha256)
     if source.url.startswith(HUB):
         yield hub_path(hub_file(source.url))
 
 
+def list_published_paths(source: WeightsSource) -> Iterator[Path]:
+    """Give the paths under the published name, in the folders that the user has named."""
+    names = [file_name_in_url(source.url)]
+    if source.url.startswith(HUB):  # of a file in a folder of its repository
+        names.insert(0, hub_file(source.url).path)
+    safe = [name for name in dict.fromkeys(names) if name and not {"", "..", "."}.intersection(name.split("/"))]
+    for folder in named_folders():
+        yield from (path for name in safe if (path := folder / name) != folder / file_name(source.sha256))
+
+
 def weights_folders() -> list[Path]:
-    named = [Path(text) for text in os.environ.get(FOLDERS, "").split(os.pathsep) if text]
-    return named or [cache_home() / "hatch-lower" / "weights"]
+    return named_folders() or [cache_home() / "hatch-lower" / "weights"]
+
+
+def named_folders() -> list[Path]:
+    return [Path(text) for text in os.environ.get(FOLDERS, "").split(os.pathsep) if text]
 
 
 def cache_home() -> Path:
@@ -69,6 +95,13 @@ def size_of(path: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def file_name_in_url(url: str) -> str:
+    path = url.partition("?")[0]
+    if "://" in path:
+        path = path.partition("://")[2].partition("/")[2]
+    return unquote(path).rpartition("/")[2]
 
 
 def hub_file(url: str) -> HubFile:

@@ -22,6 +22,7 @@ from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.errors import FetchError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.fetch import fetch
 from hatch_lower.runtime.load import load
 from hatch_lower.runtime.sources import file_name, local_copy, weights_folders
 
@@ -135,8 +136,57 @@ def test_loading_opens_no_connection_and_says_what_to_run(tmp_path: Path, cache:
     assert refused(lambda: load(folder)) == (
         f"weights of the model are not on this machine\n  where: {URL}\n"
         f"  found: no file of {len(FILE.data)} bytes at any of these paths:\n    {path}\n"
+        f"    {cache / 'model.safetensors'}\n"
         f"  to do: run `hatch-lower fetch {folder}`; `HATCH_LOWER_WEIGHTS` names the folders to look into"
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "places"),
+    [
+        (URL, ["model.safetensors"]),
+        (f"{URL}?download=1", ["model.safetensors"]),
+        (f"hf://org/name@{COMMIT}/unet/part.safetensors", ["unet/part.safetensors", "part.safetensors"]),
+        ("digits-1.safetensors", ["digits-1.safetensors"]),
+    ],
+)
+def test_a_file_is_found_under_its_published_name_in_a_named_folder(
+    url: str, places: list[str], tmp_path: Path, cache: Path, no_network: None
+) -> None:
+    folder = write_outside(tmp_path / "_lowered", {url: FILE})
+    for place in places:
+        path = cache / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(FILE.data)
+        assert local_copy(source_of(url, FILE.data)) == path
+        assert load(folder)(torch.zeros(4)).tolist() == [11, 22, 33, 44]
+        (fetched,) = fetch(folder)
+        assert (fetched.path, fetched.is_new) == (path, False)
+        # another model's file of the same size is not taken: a load would give wrong numbers
+        path.write_bytes(checkpoint({"layer.weight": ONES, "layer.bias": HUNDREDS}).data)
+        assert f"{path}, a file with another sha256" in refused(lambda: load(folder))
+        path.unlink()
+
+
+def test_a_file_named_by_its_digest_is_taken_first_and_unread(tmp_path: Path, cache: Path) -> None:
+    there = keep(cache, FILE, bytes(len(FILE.data)))
+    (cache / "model.safetensors").write_bytes(FILE.data)
+    assert local_copy(source_of(URL, FILE.data)) == there
+
+
+@pytest.mark.parametrize("name", ["", "..", ".", "%2E%2E", "a%00.safetensors"])
+def test_a_name_that_leads_elsewhere_is_no_published_name(name: str, tmp_path: Path, cache: Path) -> None:
+    cache.mkdir()
+    assert local_copy(source_of(f"https://example.com/{name}", FILE.data)) is None
+
+
+def test_the_usual_folder_has_files_named_by_digest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HATCH_LOWER_WEIGHTS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (folder,) = weights_folders()
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(FILE.data)
+    assert local_copy(source_of(URL, FILE.data)) is None
 
 
 def test_weights_without_a_place_are_asked_for(tmp_path: Path, cache: Path, no_network: None) -> None:
