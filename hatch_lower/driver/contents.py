@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -250,18 +251,26 @@ def loadable_places(target: str | Path) -> Iterator[list[Place]]:
         return
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
         places = unpack_models(target, Path(work).resolve())
-        try:
+        with errors_of_wheel(target, places):
             yield places
-        except LowerError as error:
-            for place, folder, _ in places:
-                for field in ("where", "found", "hint"):
-                    setattr(error, field, said_of(getattr(error, field), folder.path, place, str(target)))
-            raise
+
+
+@contextmanager
+def errors_of_wheel(wheel: Path, places: Sequence[Place]) -> Iterator[None]:
+    """Let errors of the block name the wheel, not the folders into which it is unpacked."""
+    try:
+        yield
+    except LowerError as error:
+        for place, folder, _ in places:
+            for field in ("where", "found", "hint"):
+                setattr(error, field, said_of(getattr(error, field), folder.path, place, str(wheel)))
+        raise
 
 
 def said_of(text: str, folder: Path, place: str, name: str) -> str:
     # a wheel is unpacked into a temporary folder, which `fetch` cannot know
-    return text.replace(f"hatch-lower fetch {folder}", f"hatch-lower fetch {name}").replace(str(folder), place)
+    fetch = f"hatch-lower fetch {shlex.quote(name)}"
+    return text.replace(f"hatch-lower fetch {shlex.quote(str(folder))}", fetch).replace(str(folder), place)
 
 
 def places_in(contents: Sequence[WheelModels], *, installed: bool) -> list[Place]:

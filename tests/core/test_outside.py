@@ -271,14 +271,37 @@ def test_a_check_calls_weights_that_are_not_here_absent(tmp_path: Path, cache: P
     assert lines[-1] == "0 methods compared, 1 fault"
 
 
-def test_a_check_of_a_wheel_says_how_to_fetch_its_weights(tmp_path: Path, cache: Path) -> None:
+@pytest.fixture
+def wheel(tmp_path: Path, cache: Path) -> Path:
+    """Return a wheel without weights, at a path that a shell would take apart."""
     folder = write_outside(tmp_path / "digits" / "_lowered", {URL: FILE})
-    wheel = tmp_path / "digits-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path in sorted(folder.rglob("*.*")):
-            archive.write(path, path.relative_to(tmp_path))
+    path = tmp_path / "my wheels" / "digits-1.0-py3-none-any.whl"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        for each in sorted(folder.rglob("*.*")):
+            archive.write(each, each.relative_to(tmp_path))
+    return path
+
+
+def test_a_check_of_a_wheel_says_how_to_fetch_its_weights(wheel: Path) -> None:
     (row,) = json.loads(CliRunner().invoke(main, ["check", str(wheel), "--json"]).stdout)
-    assert f"run `hatch-lower fetch {wheel}`" in row["detail"]
+    assert f"run `hatch-lower fetch '{wheel}'`" in row["detail"]
+
+
+def test_a_measurement_of_a_wheel_says_how_to_fetch_its_weights(wheel: Path) -> None:
+    from hatch_lower.cli.measure.errors import titled
+    from hatch_lower.cli.measure.side import open_side
+
+    def measure() -> None:
+        with open_side(wheel) as side:
+            place = side.folders["digits"].path
+            # a child process reports by the folder, and names the wheel by its title
+            text = titled(refused(lambda: load(place)), str(place), side.title)
+            assert f"run `hatch-lower fetch {place}`" in text
+            assert titled(f"a file of {place}/digits", str(place), side.title) == f"a file of {wheel.name}/digits"
+            raise ProgramError("the weights are absent", found=text)
+
+    assert f"run `hatch-lower fetch '{wheel}'`" in refused(measure)
 
 
 def test_integers_are_compared_whenever_they_are_loaded(tmp_path: Path, cache: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -48,7 +49,7 @@ def measure_errors(
     models = {name: (places[name], folder.installed) for name, folder in folders.items()}
     request = {"models": models, "imports": sorted({module for modules in imports.values() for module in modules})}
     rows, ending, said = run_child(request, seconds) if models else ([], "", "")
-    read = [{**row, "detail": row["detail"].replace(places[row["model"]], title)} for row in rows]
+    read = [{**row, "detail": titled(row["detail"], places[row["model"]], title)} for row in rows]
     for row in read:
         if row["status"] in ("fails", "damaged", "absent"):
             where = "/".join(part for part in (title, row["model"], row["recipe"], row["method"]) if part)
@@ -71,6 +72,11 @@ def measure_errors(
             largest = math.inf if row["status"] == "differs" else row["largest_error"]
             figures[subject] = {"error": float(f"{largest:.{DIGITS - 1}e}")}
     return ChildFigures(figures, skipped)
+
+
+def titled(text: str, place: str, title: str) -> str:
+    """Return a message that calls a folder by the title, except in a command, which a title does not fit."""
+    return re.sub(rf"(?<!hatch-lower fetch ){re.escape(place)}", lambda _: title, text)
 
 
 def unfinished_methods(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]) -> Iterator[FigureSubject]:

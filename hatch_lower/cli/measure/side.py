@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hatch_lower.cli.measure.figures import Figures, FigureSubject
 from hatch_lower.cli.measure.temporary import work_folder
-from hatch_lower.driver.contents import Place, WheelModels, find_contents, places_in, unpack_models
+from hatch_lower.driver.contents import Place, WheelModels, errors_of_wheel, find_contents, places_in, unpack_models
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import LENGTH_BYTES
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
@@ -60,7 +60,8 @@ def open_side(target: str | Path) -> Iterator[BenchSide]:
 def open_wheel_side(wheel: Path, title: str) -> Iterator[BenchSide]:
     with work_folder() as work:
         places = unpack_models(wheel, work)
-        yield replace(side_of_places(title, find_contents(wheel), places), wheel=wheel)
+        with errors_of_wheel(wheel, places):
+            yield replace(side_of_places(title, find_contents(wheel), places), wheel=wheel)
 
 
 def side_of_places(title: str, contents: Sequence[WheelModels], places: Sequence[Place]) -> BenchSide:
