@@ -47,6 +47,10 @@ class EagerModel:
         return MappingProxyType(self._methods)
 
     @property
+    def examples(self) -> Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any]]]:
+        return self._examples
+
+    @property
     def arrays(self) -> TorchArrays:
         return ARRAYS
 
@@ -73,8 +77,7 @@ def make_eager(name: str, export: str) -> EagerModel:
     try:
         value = exported_value(export)
         if (modules := modules_of(value)) is not None:
-            methods = value.methods if isinstance(value, Model) else {}
-            return EagerModel(modules, {each: (method.args, method.kwargs) for each, method in methods.items()})
+            return EagerModel(modules, examples_of(value))
     except Exception as error:
         raise ProgramError(
             f"the entry point of model `{name}` failed",
@@ -115,6 +118,15 @@ def modules_of(value: Any) -> dict[str, tuple[torch.nn.Module, str]] | None:
     if programs and all(type(program).__name__ == "ExportedProgram" for program in programs.values()):
         return {name: (program.module(), "forward") for name, program in programs.items()}
     return None
+
+
+def examples_of(value: Any) -> dict[str, tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """Return the example inputs in an entry point's result by method; none of a program, which is exported already."""
+    if isinstance(value, Model):
+        return {name: (method.args, method.kwargs) for name, method in value.methods.items()}
+    if isinstance(value, tuple) and isinstance(value[1], tuple):
+        return {"forward": (value[1], {})}
+    return {}
 
 
 def programs_of_exporter(value: Any) -> Any:

@@ -75,6 +75,14 @@ def test_an_open_ratio_is_not_decided(evidence: Evidence, monkeypatch: pytest.Mo
     assert next(verdict_lines(found)).startswith("not decided: `openvino` has 0.80 (")
 
 
+def test_a_check_refuses_a_budget_without_time_for_eager_before_candidates_are_lowered(evidence: Evidence) -> None:
+    bench = ScriptedBench()
+    bench.least = 8.1
+    with pytest.raises(ConfigError, match="the budget is too small"):
+        checked(evidence, bench, budget=8.0)
+    assert bench.order == []
+
+
 def test_a_size_is_compared_exactly(evidence: Evidence) -> None:
     choice = replace(evidence.choices[0], aim="size")
     found = checked(evidence.with_model(choice, evidence.measurements), ScriptedBench(), aim="size")

@@ -161,6 +161,16 @@ def test_a_budget_that_ends_early_is_noted(monkeypatch: pytest.MonkeyPatch) -> N
     assert "note: the budget ended before the order of the best was certain" in list(tuned_lines(tuned))
 
 
+def test_a_budget_without_time_for_eager_is_refused_before_candidates_are_lowered() -> None:
+    bench = ScriptedBench()
+    bench.least = 8.1
+    with pytest.raises(ConfigError, match="the budget is too small") as error:
+        chosen(bench, budget=8.0)
+    assert bench.order == []
+    assert error.value.found == "the calls of eager alone, beside at most 4 candidates, take at least 8.1 s"
+    assert error.value.hint == "give at least `--budget 17s`, and time for the calls of the candidates"
+
+
 def test_an_interrupt_closes_lowered_candidates() -> None:
     bench = ScriptedBench({"load openvino": KeyboardInterrupt()})
     with pytest.raises(KeyboardInterrupt):

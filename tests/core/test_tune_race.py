@@ -120,6 +120,15 @@ def test_a_small_budget_is_refused_with_the_needed_budget() -> None:
     assert "`--budget 30s`" in error.value.hint
 
 
+def test_the_needed_budget_has_the_first_candidates_once() -> None:
+    timer = ScriptedTimer(dict.fromkeys("abcdefghijkl", 1.0))
+    watch = Stopwatch(timer, 15.0, lambda line: None, lambda: timer.now)
+    watch.time_once("abcd")
+    with pytest.raises(ConfigError, match="the budget is too small") as error:
+        watch.time_once("efghijkl")
+    assert "`--budget 30s`" in error.value.hint
+
+
 def test_a_candidate_that_crashes_is_left_out_with_its_reason() -> None:
     timer = ScriptedTimer({"crash": 1.0, "b": 1.0})
     race = raced(timer)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from support.tuning import settings_of
 
 from hatch_lower.cli.measure.command import RecipeRefusedError
 from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.cli.measure.tune import timer as timer_module
+from hatch_lower.cli.measure.tune.bench import ProjectBench, TunedProject
 from hatch_lower.cli.measure.tune.candidates import TunedCandidate
 from hatch_lower.cli.measure.tune.lowered import LeftOutError
 from hatch_lower.cli.measure.tune.race import EAGER
@@ -21,6 +24,22 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import ProcessError
 
 CALLS = tuple((FigureSubject("digits", "", "forward", f"batch={size}", 2), {"batch": size}) for size in (1, 8))
+EXPORT = """\
+import torch
+from hatch_lower import Method, Model
+
+
+class Net(torch.nn.Module):
+    def forward(self, values):
+        return values + 1
+
+    def double(self, values):
+        return values * 2
+
+
+def export():
+    model = Net()
+"""
 SECONDS = {"portable": 2.0, "openvino": 1.0}
 
 
@@ -30,6 +49,7 @@ class ScriptedHost:
     fails: ClassVar[list[Exception]] = []
     asked: ClassVar[list[Mapping[str, Any]]] = []
     threads: ClassVar[list[int]] = []
+    eager: ClassVar[Mapping[str, float]] = {}
     closed = 0
 
     def __init__(self, threads: int, environment: Mapping[str, str]) -> None:
@@ -39,6 +59,8 @@ class ScriptedHost:
         type(self).asked.append(request)
         if type(self).fails:
             raise type(self).fails.pop()
+        if request["kind"] == "eager":
+            return {"calls": type(self).eager}
         if request["kind"] == "load":
             return {"load-seconds": 0.5, "memory-bytes": 100, "methods": dict.fromkeys(request["methods"], 1.0)}
         recipes = {side: request["recipes"].get(side, request["recipe"]) for side in request["sides"]}
@@ -98,6 +120,52 @@ def test_eager_that_fails_is_noted_and_missing(host: type[ScriptedHost]) -> None
     with timer(eager) as used:
         assert EAGER not in used.heat(["portable"], with_eager=True)
         assert list(used.notes) == ["eager is not timed: it needs a network"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "least"),
+    [(None, 0.5, 5.6), (({"batch": 1},), 0.5, 0.6 + 0.6), (None, 1e-6, 0.6 + 0.6)],
+)
+def test_a_heat_has_the_fewest_calls_of_eager_at_least(
+    host: type[ScriptedHost], sizes: Any, seconds: float, least: float
+) -> None:
+    eager = SimpleNamespace(paths=("/src",), export="digits:export")
+    settings = settings_of(bench={} if sizes is None else {"sizes": list(sizes)})
+    host.eager = {"forward": seconds, "embed": 1e-6}
+    bench = ProjectBench(TunedProject(settings, None, None, ()), settings.models[0], 2, 60.0)  # type: ignore[arg-type]
+    with timer(eager) as used:
+        assert bench.least_heat(used) == pytest.approx(least)
+        host.fails = [ProcessError("the measuring process has crashed")]
+        assert bench.least_heat(used) == 0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("result", "methods"),
+    [
+        ("(model, (torch.ones(2),))", ["forward"]),
+        (
+            "Model(model, {'double': Method((torch.ones(2),)), 'forward': Method((torch.ones(2),))})",
+            ["double", "forward"],
+        ),
+        ("torch.export.export(model, (torch.ones(2),))", []),
+    ],
+)
+def test_eager_is_called_with_the_example_inputs_of_each_method(
+    result: str, methods: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from hatch_lower.cli.measure.worker import measure_eager
+
+    (tmp_path / "called.py").write_text(EXPORT + f"    return {result}\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "called", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = measure_eager({"model": "net", "eager": {"paths": [str(tmp_path)], "export": "called:export"}})
+    del sys.modules["called"]
+    calls: Any = found["calls"]
+    assert sorted(calls) == methods
+    assert all(seconds > 0 for seconds in calls.values())
 
 
 def test_a_process_that_ends_is_started_again(host: type[ScriptedHost]) -> None:

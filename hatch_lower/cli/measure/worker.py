@@ -173,6 +173,28 @@ def measure_calls(request: Request) -> Mapping[str, object]:
     return {"calls": series, "no eager": refusal}
 
 
+def measure_eager(request: Request) -> Mapping[str, object]:
+    """Measure calls of the module itself with its example inputs, by method; nothing where a GPU may run recipes."""
+    import torch
+
+    if torch.cuda.is_available():  # no recipe on a GPU is timed beside eager
+        return {"calls": {}}
+    sys.path[:0] = request["eager"]["paths"]
+    eager = make_eager(request["model"], request["eager"]["export"])
+    calls = {name: fastest_call(eager.methods[name], *example) for name, example in eager.examples.items()}
+    return {"calls": calls}
+
+
+def fastest_call(method: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """Return the seconds of the fastest of a few calls; slow calls are fewer."""
+    seconds: list[float] = []
+    while len(seconds) < FEWEST_ROUNDS and sum(seconds) < 1:
+        begin = time.perf_counter()
+        method(*args, **kwargs)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
 def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object], *, changes: bool) -> Call:
     """Return a function that calls a method a number of times and returns the seconds of a call.
 
@@ -260,6 +282,7 @@ def warm_up(ways: Mapping[str, Call], counts: Mapping[str, int], limit: float) -
 
 KINDS: Mapping[str, Callable[[Request], Mapping[str, object]]] = {
     "calls": measure_calls,
+    "eager": measure_eager,
     "load": measure_load,
     "profile": measure_profile,
 }

@@ -10,8 +10,9 @@ from hatch_lower.cache.store import Store
 from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.cli.measure.limits import dimensions_of, resolve, tables_for, ways
 from hatch_lower.cli.measure.side import BenchSide
-from hatch_lower.cli.measure.timed import SHORTEST, Eager
+from hatch_lower.cli.measure.timed import SECONDS, SHORTEST, Eager
 from hatch_lower.cli.measure.tune.candidates import Aim, TunedCandidate
+from hatch_lower.cli.measure.tune.choose import LoadTimer
 from hatch_lower.cli.measure.tune.lowered import LoweredCandidate, SharedFiles, Sizes, examined, lowered_candidate
 from hatch_lower.cli.measure.tune.timer import Calls, CandidateTimer
 from hatch_lower.config.checkpoint import absolute_export
@@ -19,6 +20,8 @@ from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.driver.context import ProjectView
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.selection import physical_cores
+
+HEAT_CALLS = 10  # calls of eager in a heat, of which each of two processes makes more
 
 
 class TunedProject(Frozen):
@@ -48,6 +51,16 @@ class ProjectBench:
             if not self.calls:
                 self.calls = calls_to_time(project.settings, self._model.name, side, candidate.name, self._threads)
             yield examined(candidate, self._model.name, side, self._limit, self._sizes, self._shared)
+
+    def least_heat(self, timer: LoadTimer) -> float:
+        """Return the seconds that a heat beside eager takes at least, by eager's calls; 0 if these are unknown."""
+        found = timer.eager_calls(self._model.name)
+        return sum(max(2 * SECONDS, HEAT_CALLS * self._at_example_sizes(each, found[each])) for each in found)
+
+    def _at_example_sizes(self, method: str, seconds: float) -> float:
+        """Return the seconds of a call, or 0 for a method that is timed at other sizes than the example's."""
+        tables = tables_for(self._project.settings.bench, FigureSubject(self._model.name, "", method))
+        return 0.0 if resolve(tables, "sizes")[0] else seconds
 
     def timer(self, candidates: Mapping[str, LoweredCandidate]) -> AbstractContextManager[CandidateTimer]:
         return CandidateTimer(candidates, lambda: self.calls, self._threads, self._eager, os.environ, self._limit)

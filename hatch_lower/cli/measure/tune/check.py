@@ -16,6 +16,7 @@ from hatch_lower.cli.measure.tune.choose import (
     bytes_of_aim,
     measurement,
     prepare_candidates,
+    refuse_small_budget,
 )
 from hatch_lower.cli.measure.tune.race import SLOW_ONCE, Race, Stopwatch, exactly
 from hatch_lower.cli.output import count
@@ -106,7 +107,8 @@ def check_choice(
         timer = stack.enter_context(bench.timer(state.lowered))
         state.samples = timer.samples
         watch = Stopwatch(timer, wanted.budget, tell, clock)
-        candidates = candidates_of(wanted, evidence.of_model(wanted.model, wanted.level))
+        candidates = list(candidates_of(wanted, evidence.of_model(wanted.model, wanted.level)))
+        refuse_small_budget(wanted, candidates, bench, timer, tell)
         names = prepare_candidates(wanted, candidates, bench, state, timer, stack, tell)
         watch.time_once(names)
         race, chosen = watch.race, choice.recipe

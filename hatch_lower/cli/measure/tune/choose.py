@@ -28,6 +28,7 @@ from hatch_lower.cli.measure.tune.race import (
     exactly,
     fast_once,
     pick,
+    unfit_budget_error,
 )
 from hatch_lower.cli.measure.tune.timer import Calls, times_of_calls
 from hatch_lower.config.settings import Settings
@@ -74,12 +75,16 @@ class CandidateBench(Protocol):
 
     def lowered(self, candidate: TunedCandidate) -> AbstractContextManager[LoweredCandidate]: ...
 
+    def least_heat(self, timer: LoadTimer) -> float: ...
+
     def timer(self, candidates: Mapping[str, LoweredCandidate]) -> AbstractContextManager[LoadTimer]: ...
 
 
 class LoadTimer(Timer, Protocol):
     notes: dict[str, None]
     samples: dict[str, list[tuple[float, ...]]]
+
+    def eager_calls(self, model: str) -> dict[str, float]: ...
 
     def load(self, name: str, loads: int) -> dict[str, float]: ...
 
@@ -123,6 +128,7 @@ def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callab
         timer = stack.enter_context(bench.timer(state.lowered))
         state.samples = timer.samples
         watch = Stopwatch(timer, wanted.budget, tell, clock)
+        refuse_small_budget(wanted, list(found), bench, timer, tell)
         names = prepare_candidates(wanted, list(found), bench, state, timer, stack, tell)
         watch.time_once(names)
         fast = [state.candidates[name] for name in fast_once(watch.race, names, WORTH_OPTIONS)]
@@ -136,6 +142,20 @@ def tune_recipe(wanted: Wanted, bench: CandidateBench, tell: Tell, clock: Callab
         if wanted.aim in ("latency", "throughput"):
             watch.contend(fast_once(watch.race, timed))
         return tuned_answer(wanted, bench.calls, state, watch.race, timed, tuple(timer.notes))
+
+
+def refuse_small_budget(
+    wanted: Wanted, candidates: Sequence[TunedCandidate], bench: CandidateBench, timer: LoadTimer, tell: Tell
+) -> None:
+    """Raise `ConfigError` for a budget that is smaller than a first heat, before minutes of lowering.
+
+    The hint has the time for all installed candidates, of which some may be left out later.
+    """
+    tell(f"calling {wanted.model} eagerly")
+    least = bench.least_heat(timer)
+    if wanted.budget < least:
+        installed = [each for each in candidates if tools_error(each, wanted.settings) is None]
+        raise unfit_budget_error(wanted.budget, least, len(installed))
 
 
 def add_variants(found: Candidates, candidate: TunedCandidate, wanted: Wanted) -> list[TunedCandidate]:

@@ -133,10 +133,10 @@ class Stopwatch(Frozen):
 
     def time_once(self, names: Sequence[str]) -> None:
         """Time each candidate beside eager once; raise `ConfigError` if the budget is too small for all candidates."""
-        done = 0
+        done, before = 0, self.race.spent
         for group in groups(names, TOGETHER):
             if done and self.is_over:
-                raise small_budget_error(self.budget, self.race.spent, done, len(names))
+                raise small_budget_error(self.budget, before, self.race.spent, done, len(names))
             self.tell(f"timing {', '.join(group)}: {done + len(group)} of {len(names)}")
             self.time_group(group)
             done += len(group)
@@ -184,12 +184,25 @@ def fast_once(race: Race, names: Sequence[str], most: float = SLOW_ONCE) -> list
     return [name for name in timed if race.first_time(name) <= most * least]
 
 
-def small_budget_error(budget: float, spent: float, done: int, every: int) -> ConfigError:
+def small_budget_error(budget: float, before: float, spent: float, done: int, every: int) -> ConfigError:
+    """Return the error for a budget that is spent after some candidates; `before`: seconds of earlier candidates."""
+    needed = before + (spent - before) / done * every
     return ConfigError(
         "the budget is too small",
         where=f"`--budget` of {budget:g} s",
         found=f"timed once in {spent:.0f} s: {done} of {every} candidates",
-        hint=f"give at least `--budget {math.ceil(spent / done * every)}s`, or fewer candidates",
+        hint=f"give at least `--budget {math.ceil(needed)}s`, or fewer candidates",
+    )
+
+
+def unfit_budget_error(budget: float, least: float, every: int) -> ConfigError:
+    """Return the error for a budget without time for a heat, of which `least` are the seconds at least."""
+    heats = max(1, math.ceil(every / TOGETHER))
+    return ConfigError(
+        "the budget is too small",
+        where=f"`--budget` of {budget:g} s",
+        found=f"the calls of eager alone, beside at most {TOGETHER} candidates, take at least {least:.1f} s",
+        hint=f"give at least `--budget {math.ceil(least * heats)}s`, and time for the calls of the candidates",
     )
 
 

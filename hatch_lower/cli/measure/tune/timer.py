@@ -23,7 +23,7 @@ from hatch_lower.cli.measure.timed import (
 )
 from hatch_lower.cli.measure.tune.lowered import LeftOutError, LoweredCandidate
 from hatch_lower.cli.measure.tune.race import EAGER, Heat
-from hatch_lower.errors import ProcessError
+from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.format.evidence import MeasuredCall
 
 Calls = Sequence[tuple[FigureSubject, Mapping[str, int]]]
@@ -94,6 +94,19 @@ class CandidateTimer:
                 self.samples.setdefault(name, []).append(sample)
         names_of = {**sides, EAGER_SIDE: EAGER}
         return {names_of[side]: tuple(call[side] for call in calls) for side in calls[0]}
+
+    def eager_calls(self, model: str) -> dict[str, float]:
+        """Return the seconds of a call of eager with its example inputs, by method; no method if eager fails."""
+        if self._eager is None:
+            return {}
+        eager = {"paths": list(self._eager.paths), "export": self._eager.export}
+        request = {"kind": "eager", "model": model, "threads": self._threads, "sides": {}, "eager": eager}
+        try:
+            found: dict[str, float] = self._host(self._threads).ask(request, "calls of eager", self._limit)["calls"]
+        except LowerError:  # the lowering, or the first heat, has the whole error
+            self._close()
+            return {}
+        return found
 
     def load(self, name: str, loads: int) -> dict[str, float]:
         """Return the median seconds and memory of loads; raise `LeftOutError` if the recipe cannot run."""
