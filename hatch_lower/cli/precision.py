@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hatch_lower.cli.arguments import json_option, open_here, root_option
 from hatch_lower.cli.output import count, show, show_report
-from hatch_lower.cli.replaced import replace_files, with_line_ends
+from hatch_lower.cli.replaced import refuse_read_only, replace_files, with_line_ends
 from hatch_lower.config.precision_file import FLOAT_MODULES, PRECISION_FILE
 from hatch_lower.config.settings import Settings
+from hatch_lower.config.tables import quote_key
 from hatch_lower.errors import ConfigError, PackageError, nearest
 from hatch_lower.format.results import metric_text
 from hatch_lower.hatch.outside import open_project
@@ -41,9 +43,11 @@ def precision(model: str | None, recipe: str | None, write: bool, as_json: bool,
     """
     from hatch_lower.pipeline.precision.finding import PrecisionSearch
 
-    if write:  # a missing library is refused before minutes have passed
+    if write:  # a missing library and a read-only folder are refused before minutes have passed
         import tomlkit  # noqa: F401
     project = open_project(root)
+    if write:
+        refuse_read_only(project.settings.root / PRECISION_FILE)
     name = searched_model(project.settings, model)
     wanted = PrecisionSearch(searched_recipe(project.settings, name, recipe))
     found = finding_of(project, name, wanted)
@@ -132,29 +136,65 @@ def finding_text(found: PrecisionFinding, write: bool, changed: bool) -> Iterato
 
 
 def write_kept(path: Path, found: PrecisionFinding) -> bool:
-    """Write the list of a recipe, or remove the list if no layer is kept; return whether the file has changed.
+    """Write the list of a recipe, or remove the list if no layer is kept; return whether the list has changed.
 
-    Other entries and comments of the file stay, no half of a file is seen, and no empty file is left.
+    Other entries and comments of the file stay, no half of a file is seen, and no empty file is left. Raises
+    `ConfigError` for a file that has become no TOML, or that has a form that cannot be edited.
     """
-    import tomlkit
-
     before = path.read_bytes() if path.exists() else b""
-    document = tomlkit.parse(before)
-    recipes = document.setdefault(found.model, tomlkit.table(is_super_table=True))
-    recipes.pop(found.recipe, None)
-    if found.kept:
-        listed = tomlkit.array()
-        listed.extend(found.kept)
-        listed.multiline(len(found.kept) > 1)
-        recipes[found.recipe] = {FLOAT_MODULES: listed}
-    if not recipes:
-        del document[found.model]
-    after = with_line_ends(tomlkit.dumps(document), before.decode()).encode()
+    try:
+        values = tomllib.loads(before.decode())
+    except ValueError as error:  # edited during the search
+        raise ConfigError(
+            "the file is no TOML", where=str(path), found=str(error), hint=f"write {entry_text(found)}"
+        ) from error
+    if sorted(kept_in(values, found)) == sorted(found.kept):
+        return False
+    after = with_list(before.decode(), values, found)
+    if after is None:
+        hint = f"write {entry_text(found)}" if found.kept else f"remove the list of `{found.recipe}`"
+        raise ConfigError("the file has a form that cannot be edited", where=str(path), hint=hint)
     try:
         if after.strip():
-            replace_files({path: after} if after != before else {})
+            replace_files({path: after.encode()})
         else:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise PackageError("the list cannot be written", where=str(path), found=str(error.strerror)) from error
-    return after != before
+    return True
+
+
+def entry_text(found: PrecisionFinding) -> str:
+    listed = ", ".join(f'"{path}"' for path in found.kept)
+    return f"`[{quote_key(found.model)}.{quote_key(found.recipe)}]` with `{FLOAT_MODULES} = [{listed}]`"
+
+
+def kept_in(values: Mapping[str, Any], found: PrecisionFinding) -> list[str]:
+    lists: list[str] = values.get(found.model, {}).get(found.recipe, {}).get(FLOAT_MODULES, [])
+    return lists
+
+
+def with_list(text: str, values: dict[str, Any], found: PrecisionFinding) -> str | None:
+    """Return the text with the list of a recipe, or `None` if an editor of TOML does not keep the other entries."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    expected = {**values, found.model: {**values.get(found.model, {}), found.recipe: {FLOAT_MODULES: [*found.kept]}}}
+    if not found.kept:
+        del expected[found.model][found.recipe]
+    expected = {model: recipes for model, recipes in expected.items() if recipes}
+    try:
+        document = tomlkit.parse(text)
+        recipes: Any = document.setdefault(found.model, tomlkit.table(is_super_table=True))
+        recipes.pop(found.recipe, None)
+        if found.kept:
+            listed = tomlkit.array()
+            listed.extend(found.kept)
+            listed.multiline(len(found.kept) > 1)
+            recipes[found.recipe] = {FLOAT_MODULES: listed}
+        if not recipes:
+            del document[found.model]
+        after = with_line_ends(tomlkit.dumps(document), text)
+        return after if tomllib.loads(after) == expected else None
+    except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError):  # of unusual forms of tables
+        return None

@@ -10,6 +10,20 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hatch_lower.driver.signals import uninterrupted
+from hatch_lower.errors import PackageError
+
+
+def refuse_read_only(*files: Path) -> None:
+    """Raise `PackageError` for a file in a folder in which this process cannot replace files."""
+    for file in files:
+        folder = os.path.dirname(os.path.realpath(file))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PackageError(
+                "the folder of a file to write is read-only",
+                where=str(file),
+                found=f"no permission to write in {folder}",
+                hint="run the command without `--write`, or on a writable copy of the project",
+            )
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:

@@ -16,6 +16,7 @@ import click
 from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.bench import BROKEN, DAY, UNMEASURED, progress
 from hatch_lower.cli.output import show, show_error
+from hatch_lower.cli.replaced import refuse_read_only
 from hatch_lower.config.tables import Precision
 from hatch_lower.errors import ConfigError, LowerError
 from hatch_lower.format.evidence import EVIDENCE_FILE
@@ -145,10 +146,12 @@ def show_choices(project: Project, files: WrittenFiles, names: Sequence[str], op
     from hatch_lower.cli.measure.tune.candidates import refuse_no_engine
     from hatch_lower.cli.tune_text import tuned_lines
 
-    # a damaged file and a missing library are refused before minutes have passed
+    # a damaged file, a missing library and a read-only folder are refused before minutes have passed
     evidence = files.evidence
     if write:
         import tomlkit  # noqa: F401
+
+        refuse_read_only(files.path, files.evidence_path)
     refuse_no_engine(project.settings, options.backends)
     with opened_project(project) as (opened, tell):
         tuned = [tuned_model(opened, wanted_for(project, name, evidence, options), tell) for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 from hatch_lower.cli import precision as precision_command
@@ -16,7 +18,7 @@ from hatch_lower.cli.precision import finding_text, searched_model, searched_rec
 from hatch_lower.config.precision_file import PRECISION_FILE, Recipes, read_kept
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import CaptureError, ConfigError, VerificationError
+from hatch_lower.errors import CaptureError, ConfigError, PackageError, VerificationError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.model_build import BuildInputs
@@ -164,6 +166,45 @@ def test_a_written_list_keeps_a_link_and_the_line_ends_of_windows(tmp_path: Path
     assert path.is_symlink()
     assert b"layers.0" in target.read_bytes()
     assert b"\n" not in target.read_bytes().replace(b"\r\n", b"")
+
+
+@pytest.mark.parametrize("text", [None, "", "# ours\n", '[net.half]\nfloat32 = ["head"]\n', "net.int8.float32 = ['x']"])
+def test_a_list_that_is_there_already_leaves_the_file_as_it_is(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / PRECISION_FILE
+    if text is not None:
+        path.write_text(text)
+    assert write_kept(path, finding("layers.1", "head"))
+    written = path.read_bytes()
+    assert not write_kept(path, finding("head", "layers.1"))
+    assert path.read_bytes() == written
+
+
+def test_a_form_that_cannot_be_edited_is_refused_with_the_entry_to_write(tmp_path: Path) -> None:
+    path = tmp_path / PRECISION_FILE
+    text = 'net.half.float32 = ["head"]\nother.int8.float32 = ["body"]\n'
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="the file has a form that cannot be edited") as error:
+        write_kept(path, finding("head"))
+    assert error.value.hint == 'write `[net.int8]` with `float32 = ["head"]`'
+    assert path.read_text() == text
+
+
+def test_a_file_that_is_damaged_during_the_search_is_refused_with_the_entry_to_write(tmp_path: Path) -> None:
+    path = tmp_path / PRECISION_FILE
+    path.write_text("[net")
+    with pytest.raises(ConfigError, match="the file is no TOML") as error:
+        write_kept(path, finding("head"))
+    assert error.value.hint == 'write `[net.int8]` with `float32 = ["head"]`'
+
+
+def test_a_read_only_folder_is_refused_before_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tomlkit")
+    project = SimpleNamespace(settings=SimpleNamespace(root=tmp_path))
+    monkeypatch.setattr(precision_command, "open_project", lambda root: project)
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+    with pytest.raises(PackageError, match="the folder of a file to write is read-only") as error:
+        CliRunner().invoke(precision_command.precision, ["--write"], catch_exceptions=False)
+    assert error.value.where == str(tmp_path / PRECISION_FILE)
 
 
 def test_no_empty_file_is_written_or_left(tmp_path: Path) -> None:

@@ -136,6 +136,14 @@ def test_damaged_evidence_is_refused_before_a_measurement(root: Path, monkeypatc
     assert "the file of measured times is damaged" in result.stderr
 
 
+def test_a_read_only_folder_is_refused_before_a_measurement(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+    monkeypatch.setattr(tune_module, "tuned_model", lambda *_: pytest.fail("it measures"))
+    result = tune("--write")
+    assert result.exit_code == 2
+    assert "the folder of a file to write is read-only" in result.stderr
+
+
 def test_a_file_that_changes_meanwhile_keeps_its_new_contents(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = tune_module.tuned_model
 
