@@ -104,7 +104,10 @@ def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits
     kinds = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}
     words = limits.get("words", kinds[hint])
     if hint is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     minimum, maximum = limits.get("minimum"), limits.get("maximum")
     if minimum is not None:
         words += f" of at least {minimum}"

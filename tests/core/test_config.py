@@ -181,6 +181,7 @@ VERIFY = '`{}.verify` must be one of true, false, "required", "interpret"'
         ),
         ({"timeout": 0.5}, "`{}.timeout` must be an integer of at least 1, found the number 0.5"),
         ({"rtol": {"float16": 0.1}}, "`{}.rtol` must be a number of at least 0, found a table"),
+        ({"atol": 10**400}, "`{}.atol` must be a number of at least 0, found the number inf"),
         ({"atol": float("nan")}, "`{}.atol` must be a number of at least 0, found the number nan"),
         ({"verify": "yes"}, VERIFY + ', found the string "yes"'),
         (
