@@ -74,6 +74,8 @@ class Measurement(Frozen):
     def validate(self) -> None:
         if not self.calls:
             raise Damage("no calls", ".calls")
+        if not self.threads:
+            raise Damage("0 instead of a number above 0", ".threads")
 
     @property
     def key(self) -> tuple[str, str, str, int]:

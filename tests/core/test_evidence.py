@@ -92,6 +92,7 @@ def test_measurements_of_other_levels_and_models_stay() -> None:
         (b'{"schema": true}', "no JSON object with the key `schema`"),
         (b"[" * 100_000, "JSON that nests too deeply"),
         (changed(calls=[]), "no calls"),
+        (changed(threads=0), "0 instead of a number above 0"),
         (changed(load_seconds=0), "0 instead of a number above 0"),
         (changed(load_seconds=float("nan")), "no JSON: the constant NaN"),
         (changed(host="build7"), "unknown key `host`"),

@@ -114,11 +114,25 @@ def test_a_project_without_the_chosen_recipe_is_refused(evidence: Evidence) -> N
     assert error.value.found == "`onnxruntime`; the project has `default`"
 
 
-@pytest.mark.parametrize("settings", [{"backends": ["x"]}, {"backends": [], "precision": "int3"}])
+@pytest.mark.parametrize(
+    "settings", [{"backends": ["x"]}, {"backends": [], "precision": "int3"}, {"backends": [], "of-a-newer-version": 1}]
+)
 def test_settings_that_are_no_recipe_are_refused(evidence: Evidence, settings: dict[str, Any]) -> None:
     damaged = [replace(each, settings=settings) for each in evidence.measurements]
     with pytest.raises(ConfigError, match="settings that are no recipe"):
         checked(evidence.with_model(evidence.choices[0], damaged), ScriptedBench())
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/b", "two\nlines", "x" * 500])
+def test_a_measured_name_that_cannot_be_a_file_name_is_refused(evidence: Evidence, name: str) -> None:
+    *others, last = (each for each in evidence.measurements if each.recipe != evidence.choices[0].recipe)
+    (chosen,) = (each for each in evidence.measurements if each.recipe == evidence.choices[0].recipe)
+    damaged = [*others, chosen, replace(last, recipe=name)]
+    bench = ScriptedBench()
+    with pytest.raises(ConfigError, match="settings that are no recipe") as error:
+        checked(evidence.with_model(evidence.choices[0], damaged), bench)
+    assert error.value.where.startswith(f"lowering-times.json, recipe {name!r:.20}")
+    assert bench.order == []
 
 
 def test_the_project_decides_the_settings_of_its_recipes(evidence: Evidence) -> None:

@@ -20,11 +20,14 @@ from hatch_lower.cli.measure.tune.choose import (
 )
 from hatch_lower.cli.measure.tune.race import SLOW_ONCE, Race, Stopwatch, exactly
 from hatch_lower.cli.output import count
+from hatch_lower.config.packages import file_name_problems
+from hatch_lower.config.settings import RECIPE_NAME
 from hatch_lower.config.tables import BackendChoice, Precision
 from hatch_lower.errors import ConfigError, ProgramError
 from hatch_lower.format.evidence import EVIDENCE_FILE, Evidence, Measurement, TunedChoice
 from hatch_lower.frozen import Frozen
 
+SETTINGS = {"backends", "precision", "float32", "calibrated"}  # keys of `timed_settings`
 AGAIN = "run `hatch-lower tune --write` on a machine of this level, and check the files in"
 
 
@@ -84,13 +87,15 @@ def measured_candidate(measured: Measurement, template: TunedCandidate) -> Tuned
     given = measured.settings
     precision = given.get("precision", "float32")
     try:
-        if precision not in get_args(Precision):
+        # the name becomes a file name; a key of a newer hatch-lower would be ignored
+        is_name = RECIPE_NAME.fullmatch(measured.recipe) and not file_name_problems(measured.recipe, "")
+        if not is_name or not given.keys() <= SETTINGS or precision not in get_args(Precision):
             raise ValueError
         backends = tuple(BackendChoice(str(each["name"]), dict(each.get("options", {}))) for each in given["backends"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             "the file of measured times has settings that are no recipe",
-            where=f"{EVIDENCE_FILE}, `{measured.recipe}`",
+            where=f"{EVIDENCE_FILE}, recipe {measured.recipe!r:.100}",
             found=f"{given!r:.200}",
             hint=AGAIN,
         ) from error
