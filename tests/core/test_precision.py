@@ -444,6 +444,32 @@ def test_a_changing_weight_outside_of_modules_is_refused_for_integers() -> None:
         converted(model, "int8")
 
 
+class Counted(nn.Module):
+    """A counter of calls in one of two methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        result: Tensor = self.layer(x) * self.calls
+        return result
+
+    def plain(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result
+
+
+def test_a_method_may_lack_the_state_that_another_method_changes() -> None:
+    pytest.importorskip("torchao")
+    methods = {name: Method((torch.randn(2, 64),)) for name in ("forward", "plain")}
+    first, second = converted(capture_model("net", Model(Counted().eval(), methods), Quiet()), "int8").methods
+    assert first.program.state_dict["calls"].tolist() == [0]
+    assert "calls" not in second.program.state_dict
+
+
 def test_calibration_leaves_the_state_of_the_model_and_of_its_conversion() -> None:
     model = captured(Net())
     assert model.eager is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 import torch
 from torch.export import ExportedProgram
@@ -40,10 +41,16 @@ def without_writes(program: ExportedProgram) -> ExportedProgram:
 
 
 class InitialState:
-    """The values of a module's state before any call."""
+    """The values of a module's state before any call.
+
+    A module of a method lacks the tensors that only other methods use.
+    """
 
     def __init__(self, module: torch.nn.Module, names: Collection[str]) -> None:
-        tensors: list[torch.Tensor] = [attribute_of(module, name) for name in sorted(names)]
+        tensors: list[torch.Tensor] = []
+        for name in sorted(names):
+            with suppress(AttributeError):
+                tensors.append(attribute_of(module, name))
         self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     def restore(self) -> None:
