@@ -58,22 +58,21 @@ def answer_in_fork(line: bytes) -> object:
         return None
     import hatch_lower.pipeline.metric  # noqa: F401 - once, for all forks
 
-    read, written = os.pipe()
-    process = os.fork()
-    if not process:
-        try:
-            os.close(read)
-            with open(written, "wb") as answer:
+    # a file and no pipe, which processes that the metric leaves behind would hold open
+    with open(os.memfd_create("answer"), "r+b") as answer:
+        process = os.fork()
+        if not process:
+            try:
                 answer.write(json.dumps(answer_measured(measured)).encode())
-            for stream in (sys.stdout, sys.stderr):  # the metric's own output
-                with suppress(Exception):
-                    stream.flush()
-        finally:
-            os._exit(1)
-    os.close(written)
-    with open(read, "rb") as answer:
+                answer.flush()
+                for stream in (sys.stdout, sys.stderr):  # the metric's own output
+                    with suppress(Exception):
+                        stream.flush()
+            finally:
+                os._exit(1)
+        status = os.waitpid(process, 0)[1]
+        answer.seek(0)
         text = answer.read()
-    status = os.waitpid(process, 0)[1]
     return json.loads(text) if text else {"error": ended_metric(measured, ending_text(status)).to_json()}
 
 

@@ -373,7 +373,7 @@ def test_the_output_of_a_build_has_a_line_for_each_measured_recipe() -> None:
 
 
 SPARE = """
-import json, sys
+import json, os, signal, sys
 from pathlib import Path
 
 import torch
@@ -396,7 +396,7 @@ from hatch_lower.pipeline.lower_model import lower_model, start_build
 
 torch.set_num_threads(1)
 (work / "net_data.py").write_text('''
-import os, sys
+import os, signal, sys
 
 def loaded(model):
     return 0.0 if model.recipe != "eager" and "leftover" in sys.modules else 1.0 + 0 * float(model(MARK)[0])
@@ -409,6 +409,16 @@ def ending(model):
 def failing(model):
     if model.recipe != "eager":
         raise ValueError("no labels")
+    return 1.0
+
+def leaving(model):
+    if model.recipe != "eager":
+        process = os.fork()
+        if not process:
+            os.closerange(0, 3)
+            signal.alarm(600)
+            signal.pause()
+        open("pid", "w").write(str(process))
     return 1.0
 '''.replace("MARK", "__import__('torch').ones(3)"))
 sys.modules["leftover"] = sys  # of the model's code
@@ -427,18 +437,26 @@ def said(metric):
     except LowerError as error:
         return str(error)
 
-print(json.dumps([said("loaded"), said("ending"), said("failing")]))
+told = [said("loaded"), said("ending"), said("failing"), said("leaving")]
+os.kill(int(Path("pid").read_text()), signal.SIGKILL)
+print(json.dumps(told))
 """
 
 
 @pytest.mark.processes
 def test_a_recipe_is_measured_in_a_process_that_has_not_run_the_models_code(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SPARE, str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", SPARE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    number, ended, failed = json.loads(done.stdout)
+    number, ended, failed, left = json.loads(done.stdout)
     assert number == 1.0
+    assert left == 1.0  # the metric's own process, which has not ended, is not waited for
     assert ended == (
         "the process that measures a recipe has ended\n"
         "  where: model `net`, recipe `default`, `metric = net_data:ending`\n"
