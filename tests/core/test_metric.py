@@ -111,6 +111,27 @@ def test_each_measurement_draws_the_same_random_numbers(measure: Callable[..., f
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_each_import_of_the_module_draws_the_same_random_numbers(
+    source: CapturedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"drawn_{tmp_path.name}"
+    lines = [
+        "import random, torch",
+        "import numpy as np",
+        "DRAWN = random.random() + np.random.rand() + torch.rand(())",
+    ]
+    (tmp_path / f"{name}.py").write_text("\n".join([*lines, "def accuracy(model): return DRAWN", ""]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = ModelSettings("net", "net:export", "net", ("default",), metric=f"{name}:accuracy")
+    inputs = BuildInputs(Settings(tmp_path, "net", "1.0", (model,), ()), model, source)
+    found = set()
+    for _ in range(2):
+        found.add(metric_of(inputs, source))
+        del sys.modules[name]
+        torch.rand(3)
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize(
     "value", [0.5, torch.tensor(0.5), torch.tensor([0.5]).sum(), np.float32(0.5), np.array(0.5)], ids=repr
 )
