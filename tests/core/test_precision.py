@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -577,6 +579,42 @@ def test_a_model_without_weights_is_refused_with_its_operators() -> None:
     with pytest.raises(CaptureError, match="changes no operation") as caught:
         converted(model, "bfloat16")
     assert "max_pool1d" in caught.value.found
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Module, Tensor, Tensor], CapturedModel]:
+    """Converts a module to `int8` after a single call for calibration."""
+
+    def convert(module: nn.Module, example: Tensor, given: Tensor) -> CapturedModel:
+        name = f"calls_{tmp_path.name}"
+        (tmp_path / f"{name}.py").touch()
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(importlib.import_module(name), "calls", lambda method: [(given,)], raising=False)
+        recipe = Recipe("small", precision="int8")
+        settings = ModelSettings("net", "net:export", "net", ("small",), calibrate=f"{name}:calls")
+        batch = ({0: Dim("batch", max=64)},)
+        model = capture_model(
+            "net", Model(module.eval(), {"forward": Method((example,), dynamic_shapes=batch)}), Quiet()
+        )
+        cases = calibration_cases(settings, [recipe], model, tmp_path, Quiet())
+        return Conversion(model, settings, cases).converted(recipe, ())
+
+    return convert
+
+
+def test_a_call_for_calibration_that_fails_in_the_model_is_named(calibrated: Callable[..., CapturedModel]) -> None:
+    pytest.importorskip("torchao")
+    table = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 64))
+    with pytest.raises(SampleError, match="the model fails in a call for calibration") as caught:
+        calibrated(table, torch.zeros(2, dtype=torch.int64), torch.full((2,), 50))
+    assert caught.value.where.endswith(":calls, call 0")
+    assert "index out of range" in caught.value.found
+
+
+def test_a_call_for_calibration_without_numbers_is_refused(calibrated: Callable[..., CapturedModel]) -> None:
+    with pytest.raises(SampleError, match="the inputs for calibration are empty") as caught:
+        calibrated(nn.Linear(64, 64), torch.randn(2, 64), torch.randn(0, 64))
+    assert caught.value.where.endswith(":calls, call 0")
 
 
 def test_a_calibration_with_nan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,13 @@ def calibration_cases(
         cases = {name: real.cases for name, real in read_real_inputs(model, source, root, "calibrate").items()}
         describe(", ".join(f"{len(each)} of `{name}` for calibration" for name, each in cases.items()))
     for case in itertools.chain.from_iterable(cases.values()):
+        given = [leaf for leaf in case.leaves() if isinstance(leaf, torch.Tensor)]
+        if given and not any(leaf.numel() for leaf in given):
+            raise SampleError(
+                "the inputs for calibration are empty, and activations then have no range",
+                where=f"model `{model.name}`, `calibrate`, {case.name}",
+                hint="leave the call out, or give inputs with values",
+            )
         for leaf in case.leaves():
             if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point and not leaf.isfinite().all():
                 raise SampleError(

@@ -11,11 +11,13 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
+from hatch_lower.errors import SampleError
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.surgery import attribute_of, copy_graph
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.eager import unchanged_parameters
+from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim_lines
 from hatch_lower.pipeline.module_checks import same_tensor
 from hatch_lower.pipeline.precision.again import export_module
 from hatch_lower.pipeline.precision.halves import is_in, unused_name
@@ -116,12 +118,27 @@ def with_activations(
     with torch.no_grad():
         for case in cases or [example_case(method)]:  # the weights are observed in a call
             args, kwargs = case.copied()
-            prepared(*args, **kwargs)
+            try:
+                prepared(*args, **kwargs)
+            except Exception as error:
+                refuse_out_of_memory(error)
+                if not cases:
+                    raise
+                raise failed_call_error(error, case) from error
             state.restore()
     converted: GraphModule = convert_pt2e(prepared, fold_quantize=is_folded)
     state.restore()  # the search for constants to fold runs operations that write
     join_integers(converted)
     return converted
+
+
+def failed_call_error(error: Exception, case: InputCase) -> SampleError:
+    return SampleError(
+        "the model fails in a call for calibration",
+        where=case.name,
+        found=trim_lines(describe_exception(error)),
+        hint="leave the call out, or correct its values, such as indices beyond a table",
+    )
 
 
 def join_integers(module: GraphModule) -> None:
