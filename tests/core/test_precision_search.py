@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,12 @@ def closeness(model):
         EXPECTED.append(output)
     return torch.nn.functional.cosine_similarity(output, EXPECTED[0]).min()
 
+def agreement(model):
+    output = torch.as_tensor(model(INPUTS))
+    if not EXPECTED:
+        EXPECTED.append(output)
+    return (output == EXPECTED[0]).float().mean()
+
 def hopeless(model):
     output = torch.as_tensor(model(INPUTS))
     if not EXPECTED:
@@ -70,15 +77,20 @@ class Outliers(nn.Module):
         return x
 
 
-def captured() -> CapturedModel:
+class Labels(Outliers):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).argmax(1)
+
+
+def captured(kind: type[Outliers] = Outliers) -> CapturedModel:
     torch.manual_seed(0)
-    return capture_model("net", Model(Outliers().eval(), {"forward": Method((torch.randn(64, 32),))}), Quiet())
+    return capture_model("net", Model(kind().eval(), {"forward": Method((torch.randn(64, 32),))}), Quiet())
 
 
-def inputs_of(root: Path, metric: str) -> BuildInputs:
+def inputs_of(root: Path, metric: str, source: CapturedModel | None = None) -> BuildInputs:
     model = ModelSettings("net", "net:export", "net", ("small",), metric=metric, max_drop=0.01)
     recipe = Recipe("small", (BackendChoice("onnxruntime"),), precision="int8")
-    return BuildInputs(Settings(root, "net", "1", (model,), (recipe,)), model, captured())
+    return BuildInputs(Settings(root, "net", "1", (model,), (recipe,)), model, source or captured())
 
 
 @pytest.fixture
@@ -96,6 +108,18 @@ def test_the_layer_with_outliers_alone_goes_back_to_float32(project: Path) -> No
     assert found.layers[0].path == "layers.7"
     assert found.layers[0].error < 0.1 < found.layers[1].error
     assert found.eager - dict(found.tried)[0] > 0.01 >= found.eager - found.metric
+
+
+@pytest.mark.torch
+def test_outputs_without_fractions_show_the_layer_with_outliers(project: Path) -> None:
+    pytest.importorskip("torchao")
+    inputs = inputs_of(project, f"metric_{project.name}:agreement", captured(Labels))
+    inputs = replace(inputs, model=replace(inputs.model, max_drop=0.1))
+    found = search_precision(inputs, Quiet(), PrecisionSearch("small"))
+    assert found.layers[0].path == "layers.7"
+    assert found.layers[0].error < 0.5 < found.layers[1].error
+    assert "layers.7" in found.kept
+    assert dict(found.tried)[0] < 0.5
 
 
 @pytest.mark.torch

@@ -104,37 +104,45 @@ def layer_effects(
         state = conversion.state_of(method)
         with process_restored():
             new_eager = eager_factory(source, method)
-            expected = [float_leaves(new_eager(), case) for case in given]
+            expected = [compared_leaves(new_eager(), case) for case in given]
             trial = conversion.trial(method, recipe)
-            whole = error_of(float_outputs(trial(()), given, state), expected)
+            whole = error_of(module_outputs(trial(()), given, state), expected)
             for path in paths:
-                left = error_of(float_outputs(trial((path,)), given, state), expected) / whole if whole else 1.0
+                left = error_of(module_outputs(trial((path,)), given, state), expected) / whole if whole else 1.0
                 errors[path] = min(errors.get(path, left), left)
     return tuple(LayerEffect(path, errors[path]) for path in sorted(errors, key=lambda path: (errors[path], path)))
 
 
-def float_outputs(
+def module_outputs(
     module: torch.nn.Module, cases: Iterable[InputCase], state: Collection[str]
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield the floating-point outputs of a module for each case, called with its initial state."""
+    """Yield the outputs of a module for each case, called with its initial state."""
     initial = InitialState(module, state)
     for case in cases:
-        yield float_leaves(module, case)
+        yield compared_leaves(module, case)
         initial.restore()
 
 
-def float_leaves(call: Callable[..., object], case: InputCase) -> list[torch.Tensor]:
+def compared_leaves(call: Callable[..., object], case: InputCase) -> list[torch.Tensor]:
+    """Return the floating-point outputs of a call, or all outputs of a method without such outputs, such as labels."""
     args, kwargs = case.copied()
     with torch.no_grad():
-        leaves = tensors.tree_leaves(call(*args, **kwargs))
-    return [leaf.double() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point]
+        leaves = [leaf for leaf in tensors.tree_leaves(call(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+    return [leaf.double() for leaf in leaves if leaf.dtype.is_floating_point] or leaves
 
 
 def error_of(given: Iterable[Sequence[torch.Tensor]], expected: Iterable[Sequence[torch.Tensor]]) -> float:
-    """Return the squared error of floating-point outputs, relative to their squares; any NaN counts as 1."""
+    """Return the squared error of floating-point outputs, relative to their squares; any NaN counts as 1.
+
+    Of other outputs, the share of elements that differ.
+    """
     wrong = total = 0.0
     for ours, theirs in zip(given, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
+            if not other.dtype.is_floating_point:
+                wrong += float((one != other).sum()) if one.shape == other.shape else other.numel()
+                total += other.numel()
+                continue
             wrong += float((one - other).square().nan_to_num(nan=1.0).sum())
             total += float(other.square().nan_to_num().sum())
     return wrong / total if total else wrong
