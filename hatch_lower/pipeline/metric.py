@@ -52,7 +52,11 @@ def metric_entry(inputs: BuildInputs) -> EntryPoint:
 
 
 def find_metric(entry: EntryPoint) -> Callable[[LoadedModel], object]:
-    """Import the function of a metric; raise `EntryPointError` if the function is missing or not callable."""
+    """Import the function of a metric; raise `EntryPointError` if the function is missing or not callable.
+
+    The import begins with the same random numbers in each process: a module may draw its inputs.
+    """
+    seed_random_numbers()
     function = find_value(entry)
     if not callable(function):
         raise EntryPointError(
@@ -66,7 +70,6 @@ def find_metric(entry: EntryPoint) -> Callable[[LoadedModel], object]:
 
 def measure_metric(entry: EntryPoint, model: LoadedModel) -> float:
     """Return the number that a metric returns for a model; raise `EntryPointError` for any other value."""
-    seed_random_numbers()  # of the import, too: a module may make its inputs
     function = find_metric(entry)
     seed_random_numbers()
     try:

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from hatch_lower.config.settings import ModelSettings, Settings
+from hatch_lower.driver.worker import refuse_no_metric
 from hatch_lower.errors import EntryPointError
 from hatch_lower.events import NullReporter
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
-from hatch_lower.pipeline.metric import metric_of
+from hatch_lower.pipeline.metric import metric_entry, metric_of
 from hatch_lower.pipeline.model_build import BuildInputs
 
 pytestmark = pytest.mark.torch
@@ -125,7 +126,9 @@ def test_each_import_of_the_module_draws_the_same_random_numbers(
     model = ModelSettings("net", "net:export", "net", ("default",), metric=f"{name}:accuracy")
     inputs = BuildInputs(Settings(tmp_path, "net", "1.0", (model,), ()), model, source)
     found = set()
-    for _ in range(2):
+    for early in (False, True):
+        if early:  # as a build does, before the export
+            refuse_no_metric(metric_entry(inputs))
         found.add(metric_of(inputs, source))
         del sys.modules[name]
         torch.rand(3)
