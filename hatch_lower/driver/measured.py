@@ -54,11 +54,11 @@ def find_measured(settings: Settings) -> dict[str, Measured]:
 def read_evidence_file(path: Path) -> Evidence:
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except OSError as error:
         raise ConfigError(
             'the setting `order = "measured"` needs a file of measured times',
             where=str(path),
-            found="no file",
+            found="no file" if isinstance(error, FileNotFoundError) else str(error.strerror),
             hint=HINT,
         ) from None
     return read_evidence(data, str(path))

@@ -99,6 +99,11 @@ def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / EVIDENCE_FILE).mkdir()
+    assert refusal(tmp_path, FAST).found == "Is a directory"
+
+
 def test_all_stale_and_missing_measurements_are_refused_at_once(tmp_path: Path) -> None:
     write(tmp_path, measurement(FAST, digest="0" * 64), measurement(FAST, "x86-64-v4", digest="1" * 64))
     error = refusal(tmp_path, FAST, SLOW)

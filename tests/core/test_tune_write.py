@@ -405,6 +405,14 @@ def test_a_file_that_has_changed_meanwhile_is_not_replaced(name: str, tmp_path: 
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_evidence_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / EVIDENCE_FILE).mkdir()
+    with pytest.raises(ConfigError, match="a file cannot be read") as error:
+        read_files(tmp_path, TABLE)
+    assert (error.value.where, error.value.found) == (str(tmp_path / EVIDENCE_FILE), "Is a directory")
+
+
 def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "pyproject.toml").write_text(PROJECT)

@@ -61,6 +61,8 @@ def contents_of(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ConfigError("a file cannot be read", where=str(path), found=str(error.strerror)) from error
 
 
 class Change(Frozen):
