@@ -26,16 +26,18 @@ class ProcessorConfig(Frozen):
 
 
 def read_processor(model: str, assets: Mapping[str, Path], part: str) -> ProcessorConfig:
-    """Return the configuration of a part: of `preprocessor_config.json`, else of `processor_config.json`.
+    """Return the configuration of a part: of `processor_config.json` if the part is there, as transformers reads it.
+
+    Else that of `preprocessor_config.json`.
 
     Raises:
         ProgramError: if the assets have neither file, or a damaged file.
     """
-    file = PROCESSOR if PROCESSOR in assets or JOINT not in assets else JOINT
-    config = read_asset(model, assets, file)
-    if file == JOINT:
-        inner = config.get(part)
-        config = inner if isinstance(inner, Mapping) else {}
+    inner = read_asset(model, assets, JOINT).get(part) if JOINT in assets else None
+    file = PROCESSOR if inner is None and (PROCESSOR in assets or JOINT not in assets) else JOINT
+    config = read_asset(model, assets, PROCESSOR) if file == PROCESSOR else inner
+    if not isinstance(config, Mapping):
+        config = {}
     kind = next((str(config[name]) for name in KINDS[part] if config.get(name)), "no kind")
     return ProcessorConfig(kind, config, str(assets[file]))
 

@@ -107,6 +107,12 @@ def test_a_processor_of_texts_and_images_has_the_configuration_in_its_own(tmp_pa
     path = tmp_path / "processor_config.json"
     path.write_text(json.dumps({"image_processor": CONFIG, "processor_class": "CLIPProcessor"}))
     assert image_reader("net", {path.name: path}).read([pictures(pillow)[0]]).shape == (1, 3, 8, 6)
+    other = tmp_path / "preprocessor_config.json"
+    other.write_text(json.dumps({**CONFIG, "size": 3}))
+    both = {each.name: each for each in (path, other)}
+    assert image_reader("net", both).read([pictures(pillow)[0]]).shape == (1, 3, 8, 6), "as transformers reads them"
+    path.write_text(json.dumps({"processor_class": "CLIPProcessor"}))
+    assert image_reader("net", both).read([pictures(pillow)[0]]).shape == (1, 3, 3, 3)
 
 
 @pytest.mark.parametrize(
