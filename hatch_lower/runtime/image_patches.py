@@ -13,12 +13,13 @@ from hatch_lower.errors import InputError
 from hatch_lower.format.grids import image_patches
 from hatch_lower.format.prompts import PIXELS
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.image_defaults import with_defaults
 from hatch_lower.runtime.images import (
     ImageReader,
     Sides,
-    channels,
     refuse_no_image,
     resized,
+    scaling,
     to_image,
     without_transparency,
 )
@@ -100,26 +101,16 @@ def patch_reader(model: str, assets: Mapping[str, Path]) -> PatchReader | None:
     found = read_processor(model, assets, IMAGES)
     if found.kind not in KINDS:
         return None
-    config = found.config
+    config = with_defaults("Qwen2VL", found.config)
     with checked_numbers(found.where):
-        if not config.get("do_resize", True):
+        if not config["do_resize"]:
             raise ValueError("`do_resize` is false")
-        size = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280, **(config.get("size") or {})}
+        size = config["size"]
         least, most = (
-            integer_from(config.get(older) or size[name], 1, LARGEST)
+            integer_from(size.get(name) if config.get(older) is None else config[older], 1, LARGEST)
             for name, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels"))
         )
-        normalizes = config.get("do_normalize", True)
-        steps = ImageReader(
-            model,
-            None,
-            number_from(config.get("resample", 3), 0, 5),
-            None,
-            float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else None,
-            channels(config["image_mean"]) if normalizes else None,
-            channels(config["image_std"]) if normalizes else None,
-            None,
-        )
+        steps = ImageReader(model, None, number_from(config["resample"], 0, 5), None, *scaling(config), None)
         patch, merge, times = (
             integer_from(config.get(name, usual), 1, 1 << 10)
             for name, usual in (("patch_size", 14), ("merge_size", 2), ("temporal_patch_size", 2))

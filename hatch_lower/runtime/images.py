@@ -11,6 +11,7 @@ import numpy as np
 
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.image_defaults import with_defaults
 from hatch_lower.runtime.processors import IMAGES, checked_numbers, number_from, read_processor
 
 # image processors of transformers that resize, crop, rescale and normalize, in this order, and do nothing else
@@ -32,17 +33,7 @@ PLAIN = (
     "Siglip",
     "ViT",
 )
-SHORTEST = (
-    "Bit",
-    "CLIP",
-    "ChineseCLIP",
-    "ConvNext",
-    "Llava",
-    "MobileNetV1",
-    "MobileNetV2",
-    "Siglip",
-)  # an integer is the shorter side
-WITHOUT_CROP = "Gemma3"
+WITHOUT_CROP = ("Gemma3", "Segformer")
 SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 CHANNELS = 3
 LARGEST = 1 << 14  # a side of an image
@@ -121,17 +112,25 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
             found=f"`{kind}`",
             hint=f"call the model with `pixel_values` of transformers' own processor; known: {', '.join(PLAIN)}",
         )
+    config = with_defaults(name, config)
     with checked_numbers(found.where):
+        size = resized_sides(config["size"], name, square=config["default_to_square"]) if config["do_resize"] else None
         return ImageReader(
             model,
-            resized_sides(config["size"], name) if config.get("do_resize") else None,
-            number_from(config.get("resample", 2), 0, 5),
-            crop_sides(config["crop_size"]) if config.get("do_center_crop") and name != WITHOUT_CROP else None,
-            float(config["rescale_factor"]) if config.get("do_rescale", True) else None,
-            channels(config["image_mean"]) if config.get("do_normalize") else None,
-            channels(config["image_std"]) if config.get("do_normalize") else None,
-            number_from(config.get("crop_pct") or 224 / 256, 0.01, 1) if name == "ConvNext" else None,
+            size,
+            number_from(config["resample"], 0, 5),
+            crop_sides(config["crop_size"]) if config.get("do_center_crop") and name not in WITHOUT_CROP else None,
+            *scaling(config),
+            kept_part(config.get("crop_pct", 224 / 256), size) if name == "ConvNext" and size else None,
         )
+
+
+def scaling(config: Mapping[str, Any]) -> tuple[float | None, Numbers, Numbers]:
+    """Return the factor of pixels, their mean and their deviation, each `None` without this step."""
+    scale = float(config["rescale_factor"]) if config["do_rescale"] else None
+    if not config["do_normalize"]:
+        return scale, None, None
+    return scale, channels(config["image_mean"]), channels(config["image_std"])
 
 
 def refuse_no_image(model: str, images: Sequence[Any]) -> None:
@@ -183,15 +182,24 @@ def without_transparency(image: Any) -> Any:
 def named_sides(value: Any, *, square: bool) -> Mapping[str, int]:
     if isinstance(value, int):
         value = {"height": value, "width": value} if square else {"shortest_edge": value}
+    elif isinstance(value, list):
+        value = dict(zip(("height", "width"), value, strict=True))
     return {name: int(number_from(side, 1, LARGEST)) for name, side in value.items() if side is not None}
 
 
-def resized_sides(value: Any, kind: str) -> Mapping[str, int]:
-    sides = named_sides(value, square=kind not in SHORTEST)
+def resized_sides(value: Any, kind: str, *, square: bool) -> Mapping[str, int]:
+    sides = named_sides(value, square=square)
     known = [{"shortest_edge"}] if kind == "ConvNext" else [{"shortest_edge"}, {"height", "width"}]
     if set(sides) not in known:
         raise ValueError(f"a size of {', '.join(sorted(sides)) or 'nothing'}")
     return sides
+
+
+def kept_part(value: Any, size: Mapping[str, int]) -> float:
+    """Return the part of the sides that a crop of ConvNeXt keeps; `None` stands for no crop of a large image."""
+    if value is None and size["shortest_edge"] >= WHOLE:
+        return 1.0
+    return float(number_from(value, 0.01, 1))
 
 
 def crop_sides(value: Any) -> Sides:
@@ -200,7 +208,8 @@ def crop_sides(value: Any) -> Sides:
 
 
 def channels(value: Any) -> Numbers:
-    found = np.array([float(each) for each in value], dtype=np.float32).reshape(-1, 1, 1)
+    values = [value] * CHANNELS if isinstance(value, (int, float)) else value
+    found = np.array([float(each) for each in values], dtype=np.float32).reshape(-1, 1, 1)
     if len(found) != CHANNELS or not np.isfinite(found).all():
         raise ValueError(f"{value!r} is no number for each of {CHANNELS} channels")
     return found

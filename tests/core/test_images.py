@@ -13,11 +13,17 @@ import numpy
 import pytest
 
 from hatch_lower.errors import InputError, ProgramError
+from hatch_lower.runtime.image_defaults import DEFAULTS
 from hatch_lower.runtime.images import PLAIN, ImageReader, image_reader
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numpy_arrays import NumpyArrays
 
-MODULES = {"ChineseCLIP": "chinese_clip", "MobileNetV1": "mobilenet_v1", "MobileNetV2": "mobilenet_v2"}
+MODULES = {
+    "ChineseCLIP": "chinese_clip",
+    "MobileNetV1": "mobilenet_v1",
+    "MobileNetV2": "mobilenet_v2",
+    "Qwen2VL": "qwen2_vl",
+}
 CONFIG = {
     "image_processor_type": "ViTImageProcessor",
     "do_resize": True,
@@ -56,14 +62,59 @@ def test_pixels_are_those_of_transformers(kind: str, options: Mapping[str, Any],
     pytest.importorskip("transformers")
     name = MODULES.get(kind, kind.lower())
     module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
-    if kind == "Segformer":  # its images are not cropped
-        options = {key: value for key, value in options.items() if key == "size"}
     theirs = getattr(module, f"{kind}ImageProcessorPil")(**options)
     theirs.save_pretrained(tmp_path)
     own = image_reader("net", {path.name: path for path in tmp_path.iterdir()})
     for picture in pictures(pillow):
         wanted = theirs(picture, return_tensors="np")["pixel_values"]
         assert (own.read([picture]) == wanted).all()
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_a_missing_member_has_the_value_of_the_class(kind: str) -> None:
+    pytest.importorskip("transformers")
+    name = MODULES.get(kind, kind.lower())
+    module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
+    theirs = getattr(module, f"{kind}ImageProcessorPil")
+    for member, value in DEFAULTS[kind].items():
+        wanted = getattr(theirs, member)
+        is_side = member == "crop_size"
+        assert (value if not is_side else {"height": value, "width": value}) == (
+            tuple(wanted) if isinstance(wanted, list) else wanted
+        ), member
+    steps = [name for name in vars(theirs) if name.startswith("do_") and getattr(theirs, name)]
+    assert sorted(steps) == sorted(member for member in steps if DEFAULTS[kind].get(member))
+
+
+@pytest.mark.parametrize("kind", ["Beit", "CLIP", "ConvNext", "Gemma3", "MobileNetV2", "Segformer", "Siglip"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"size": 40, "crop_size": [21, 33]},
+        {"size": 40, "default_to_square": True, "image_mean": 0.25, "image_std": 2, "resample": 1},
+        {"do_resize": None, "do_center_crop": None, "do_rescale": None, "image_std": [0.1, 0.2, 0.3]},
+        {"do_normalize": None, "do_center_crop": True, "crop_size": 30, "size": {"shortest_edge": 50}},
+        {"size": {"shortest_edge": 390}, "crop_pct": None, "do_center_crop": False, "do_normalize": False},
+        {"size": 30, "use_square_size": True},
+    ],
+)
+def test_a_configuration_is_read_as_transformers_reads_it(
+    kind: str, config: Mapping[str, Any], tmp_path: Path, pillow: Any
+) -> None:
+    pytest.importorskip("transformers")
+    name = MODULES.get(kind, kind.lower())
+    module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
+    picture = pictures(pillow)[1]
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps({"image_processor_type": f"{kind}ImageProcessor", **config}))
+    try:
+        wanted = getattr(module, f"{kind}ImageProcessorPil").from_dict(dict(config))(picture, return_tensors="np")
+    except (AttributeError, TypeError, ValueError):
+        with pytest.raises(ProgramError):
+            image_reader("net", {path.name: path})
+        return
+    numpy.testing.assert_array_equal(image_reader("net", {path.name: path}).read([picture]), wanted["pixel_values"])
 
 
 def test_an_image_is_a_file_or_an_array_or_an_image_of_pillow(tmp_path: Path, pillow: Any) -> None:
