@@ -17,11 +17,10 @@ from hatch_lower.runtime.image_defaults import with_defaults
 from hatch_lower.runtime.images import (
     ImageReader,
     Sides,
+    in_colours,
     refuse_no_image,
     resized,
     scaling,
-    to_image,
-    without_transparency,
 )
 from hatch_lower.runtime.processors import (
     IMAGES,
@@ -64,7 +63,7 @@ class PatchReader(Frozen):
         return {PIXELS: np.concatenate([patches for patches, _ in found]), "image_grid_thw": grids}
 
     def _patches(self, given: Any) -> tuple[Numbers, Sides]:
-        image = without_transparency(to_image(given))
+        image = in_colours(given, converts=self.steps.converts)
         sides = self._sides((image.height, image.width))
         pixels = self.steps.pixels(resized(image, sides, self.steps.resample))
         height, width = sides[0] // self.patch, sides[1] // self.patch
@@ -110,7 +109,8 @@ def patch_reader(model: str, assets: Mapping[str, Path]) -> PatchReader | None:
             integer_from(size.get(name) if config.get(older) is None else config[older], 1, LARGEST)
             for name, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels"))
         )
-        steps = ImageReader(model, None, number_from(config["resample"], 0, 5), None, *scaling(config), None)
+        resample, converts = number_from(config["resample"], 0, 5), bool(config["do_convert_rgb"])
+        steps = ImageReader(model, None, resample, None, *scaling(config), None, converts)
         patch, merge, times = (
             integer_from(config.get(name, usual), 1, 1 << 10)
             for name, usual in (("patch_size", 14), ("merge_size", 2), ("temporal_patch_size", 2))

@@ -36,6 +36,8 @@ PLAIN = (
 WITHOUT_CROP = ("Gemma3", "Segformer")
 SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 CHANNELS = 3
+ARRAY_CHANNELS = (1, 3, 4)
+OTHER_COLOURS = ("HSV", "LAB", "YCbCr")  # modes of three channels
 LARGEST = 1 << 14  # a side of an image
 WHOLE = 384  # ConvNeXt crops images below this size
 
@@ -54,6 +56,7 @@ class ImageReader(Frozen):
     mean: Numbers | None
     deviation: Numbers | None
     crop_part: float | None  # of ConvNeXt: the part of the sides that a crop keeps
+    converts: bool = True  # whether images of Pillow of any mode become red, green and blue
 
     def read(self, images: Sequence[Any]) -> Numbers:
         """Return the pixels of images, float32 of shape (images, channels, height, width)."""
@@ -70,7 +73,7 @@ class ImageReader(Frozen):
 
     def pixels(self, given: Any) -> Numbers:
         """Return the pixels of an image, float32 of shape (channels, height, width)."""
-        image = without_transparency(to_image(given))
+        image = in_colours(given, converts=self.converts)
         if self.size is not None:
             sides = (image.height, image.width)
             if self.crop_part is None:
@@ -93,7 +96,7 @@ class ImageReader(Frozen):
             return resized(image, (edge, edge), self.resample)
         sides = shortest_sides((image.height, image.width), int(edge / part))
         whole = np.moveaxis(np.array(resized(image, sides, self.resample)), -1, 0)
-        return to_image(np.moveaxis(center_crop(whole, (edge, edge)), 0, -1))
+        return image_of(np.moveaxis(center_crop(whole, (edge, edge)), 0, -1))
 
 
 def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
@@ -122,6 +125,7 @@ def image_reader(model: str, assets: Mapping[str, Path]) -> ImageReader:
             crop_sides(config["crop_size"]) if config.get("do_center_crop") and name not in WITHOUT_CROP else None,
             *scaling(config),
             kept_part(config.get("crop_pct", 224 / 256), size) if name == "ConvNext" and size else None,
+            bool(config.get("do_convert_rgb")),
         )
 
 
@@ -138,10 +142,15 @@ def refuse_no_image(model: str, images: Sequence[Any]) -> None:
         raise InputError("there is no image", where=f"model `{model}`", found="an empty list", hint="give images")
 
 
-def to_image(value: Any) -> Any:
-    """Return a file, an image of Pillow, or an array of uint8 with channels last as an image of Pillow."""
+def to_image(value: Any, *, as_transformers: bool = False) -> Any:
+    """Return a file, an image of Pillow, or an array of uint8 with channels last as an image of Pillow.
+
+    Args:
+        value: the image.
+        as_transformers: whether a file is turned as its EXIF data say, and loses its transparency.
+    """
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ImportError as error:
         raise ProgramError(
             "images need the library Pillow",
@@ -153,20 +162,64 @@ def to_image(value: Any) -> Any:
     if isinstance(value, (str, Path)):
         try:
             with Image.open(value) as image:
-                return image.copy()
+                return ImageOps.exif_transpose(image).convert("RGB") if as_transformers else image.copy()
         except Exception as error:  # the library raises many kinds for damaged files
             found = f"{type(error).__name__}: {error}"
             raise InputError(
                 "a file cannot be read as an image", where=str(value), found=found, hint="name another file"
             ) from error
+    return image_of(checked_array(value))
+
+
+def checked_array(value: Any) -> Numbers:
     array = np.asarray(value)
-    if array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))):
-        return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
-    raise InputError(
-        "an image must be a file, an image of Pillow, or an array of uint8 of shape (height, width, channels)",
-        found=f"{array.dtype} of shape {array.shape}",
-        hint="convert the image",
-    )
+    if array.dtype != np.uint8 or (array.ndim != 2 and (array.ndim != 3 or array.shape[2] not in ARRAY_CHANNELS)):
+        raise InputError(
+            "an image must be a file, an image of Pillow, or an array of uint8 of shape (height, width, channels)",
+            found=f"{array.dtype} of shape {array.shape}",
+            hint="convert the image",
+        )
+    if array.ndim == CHANNELS and array.shape[0] in ARRAY_CHANNELS:
+        raise InputError(
+            "the first and the last dimension of an image could both be its channels",
+            found=f"shape {array.shape}",
+            hint="give an image of Pillow: `Image.fromarray(array)`",
+        )
+    return array
+
+
+def image_of(array: Numbers) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(array[:, :, 0] if array.ndim == CHANNELS and array.shape[2] == 1 else array)
+
+
+def in_colours(value: Any, *, converts: bool) -> Any:
+    """Return an image of Pillow in red, green and blue, as a processor of transformers sees the pixels.
+
+    Args:
+        value: a file, an image of Pillow, or an array.
+        converts: whether the processor converts images of Pillow; others take the three channels as they are.
+    """
+    image = to_image(value, as_transformers=True)
+    is_array = image is not value and not isinstance(value, (str, Path))
+    if is_array and image.mode == "RGBA":
+        return image_of(on_white(np.asarray(value)))
+    if not converts and image.mode == "RGB":
+        return image
+    if not converts and image.mode in OTHER_COLOURS:
+        raise InputError(
+            "an image must be in red, green and blue",
+            found=f"mode `{image.mode}`",
+            hint='convert the image: `image.convert("RGB")`',
+        )
+    return without_transparency(image)
+
+
+def on_white(pixels: Numbers) -> Numbers:
+    """Return an array without its channel of transparency, with the roundings of transformers' own."""
+    opaque = pixels[..., 3:] / 255
+    return np.round(opaque * pixels[..., :3] + (1 - opaque) * 255).astype(np.uint8)
 
 
 def without_transparency(image: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.runtime.image_defaults import DEFAULTS
+from hatch_lower.runtime.image_patches import inputs_of_images
 from hatch_lower.runtime.images import PLAIN, ImageReader, image_reader
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numpy_arrays import NumpyArrays
@@ -142,6 +143,47 @@ def test_transparency_is_white_as_in_transformers(tmp_path: Path, pillow: Any) -
     for picture in (clear, clear.convert("LA"), palette):
         assert (own.read([picture]) == theirs(picture, return_tensors="np")["pixel_values"]).all()
     assert (own.read([values]) == own.read([clear])).all()
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+@pytest.mark.parametrize("kind", ["CLIP", "ViT", "Qwen2VL"])
+def test_files_and_arrays_are_read_as_transformers_reads_them(kind: str, tmp_path: Path, pillow: Any) -> None:
+    pytest.importorskip("transformers")
+    name = MODULES.get(kind, kind.lower())
+    module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
+    theirs = getattr(module, f"{kind}ImageProcessorPil")()
+    theirs.save_pretrained(tmp_path)
+    assets = {path.name: path for path in tmp_path.iterdir()}
+    picture = pictures(pillow)[0]
+    turned = pillow.Exif()
+    turned[0x0112] = 6
+    picture.save(tmp_path / "turned.jpg", exif=turned)
+    values = numpy.random.default_rng(0).integers(0, 256, (30, 41, 4), dtype=numpy.uint8)
+    pillow.fromarray(values).save(tmp_path / "clear.png")
+    picture.convert("P").save(tmp_path / "palette.png", transparency=bytes(range(200)))
+    marked = picture.copy()
+    marked.info["transparency"] = picture.getpixel((0, 0))
+    files = [str(tmp_path / name) for name in ("turned.jpg", "clear.png", "palette.png")]
+    with pillow.open(files[0]) as opened:
+        given = [*files, opened, marked, *([] if kind == "ViT" else [values, values[:, :, :1]])]
+        for each in given:
+            found = inputs_of_images("net", assets, [each])["pixel_values"]
+            numpy.testing.assert_array_equal(found, theirs(each, return_tensors="np")["pixel_values"])
+
+
+def test_an_image_in_other_colours_is_converted_or_refused(tmp_path: Path, pillow: Any) -> None:
+    other = pictures(pillow)[0].convert("YCbCr")
+    with pytest.raises(InputError, match="an image must be in red, green and blue") as error:
+        reader(tmp_path).read([other])
+    assert error.value.found == "mode `YCbCr`"
+    found = reader(tmp_path, do_convert_rgb=True).read([other, other.convert("RGB")])
+    assert (found[0] == found[1]).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 3), (1, 5, 3), (4, 9, 1)])
+def test_an_array_whose_channels_could_be_first_or_last_is_refused(shape: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the first and the last dimension of an image could both be its channels"):
+        reader(tmp_path).read([numpy.zeros(shape, numpy.uint8)])
 
 
 def test_images_and_texts_make_the_arguments_of_a_method(tmp_path: Path, pillow: Any) -> None:
