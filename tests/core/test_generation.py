@@ -265,9 +265,11 @@ def test_members_for_drawn_tokens_are_refused_only_if_tokens_are_drawn(name: str
     assert error.value.where == f"`{name}` in `generation_config.json`"
 
 
-def test_of_several_forced_tokens_the_least_is_taken() -> None:
-    packaged = {"forced_eos_token_id": [9, 7], "max_new_tokens": 3}
-    assert settings_of("m", packaged, {}, 4).forced_last == 7
+def test_a_forced_token_is_one_that_is_not_suppressed() -> None:
+    packaged = {"forced_eos_token_id": [9, 7], "suppress_tokens": [7], "max_new_tokens": 3}
+    assert settings_of("m", packaged, {}, 4).forced_last == (9, 7)
+    with pytest.raises(InputError, match="`forced_eos_token_id` must be a token that `suppress_tokens` does not have"):
+        settings_of("m", {**packaged, "suppress_tokens": [9, 7]}, {}, 4)
 
 
 def test_a_first_token_is_forced_behind_a_prompt_of_one_place_alone(tmp_path: Path) -> None:
@@ -560,6 +562,9 @@ def test_repetitions_are_punished_and_refused() -> None:
     assert repeated([1, 2], 1) == [1, 2]
     assert repeated([1], 3) == []
     assert chooser(no_repeat_ngram_size=2).choose(logits.copy(), np.array([[2, 0, 2]]), 3)[0] == 1
+    padded = np.array([[0, 2, 2]])
+    found = chooser(no_repeat_ngram_size=1, repetition_penalty=1.01).choose(logits.copy(), padded[:, 1:], 1, padded)
+    assert found[0] == 1, "runs of tokens begin in the padding, as in transformers"
 
 
 def test_forced_and_suppressed_tokens() -> None:
@@ -568,5 +573,9 @@ def test_forced_and_suppressed_tokens() -> None:
     assert chooser(never=(0,)).choose(logits.copy(), later, 1)[0] == 1
     assert chooser(never_first=(0,)).choose(logits.copy(), start, 0)[0] == 1
     assert chooser(never_first=(0,)).choose(logits.copy(), later, 1)[0] == 0
-    assert chooser(forced_first=2).choose(logits.copy(), start, 0)[0] == 2
-    assert chooser(forced_last=2).choose(logits.copy(), later, 8)[0] == 2
+    assert chooser(forced_first=(2,)).choose(logits.copy(), start, 0)[0] == 2
+    assert chooser(forced_last=(2,)).choose(logits.copy(), later, 8)[0] == 2
+    assert chooser(forced_last=(2, 1)).choose(logits.copy(), later, 8)[0] == 1, "the least of several"
+    assert chooser(forced_last=(2, 1), never=(1,)).choose(logits.copy(), later, 8)[0] == 2
+    both = Chooser(GenerationSettings(max_new_tokens=1, forced_first=(1,), forced_last=(2,)), 1, 1)
+    assert both.choose(logits.copy(), start, 0)[0] == 2, "the last token is forced after the first"

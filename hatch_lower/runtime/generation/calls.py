@@ -100,8 +100,7 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     started = model.methods["start"](**arrays)
     vocabulary = int(started["vocabulary"])
     check_tokens(ids, vocabulary, "`input_ids`")
-    named = [token for token in (settings.forced_first, settings.forced_last) if token is not None]
-    named += speech.languages if detects and speech else ()
+    named = [*settings.forced_first, *settings.forced_last, *(speech.languages if detects and speech else ())]
     check_tokens(np.array(named, dtype=np.int64), vocabulary, f"`{GENERATION}`")
     check_length(model.name, ids.shape[1], settings, int(started["longest"]))
     stopped = partial(has_stop, model.reader(), settings.stops, ids[:, -BEFORE:]) if settings.stops else never

@@ -22,13 +22,14 @@ class Chooser:
         self._prompt = prompt  # tokens of each row, with padding
         self._random = [np.random.default_rng(seed) for seed in np.random.SeedSequence(settings.seed).spawn(rows)]
 
-    def choose(self, logits: Any, before: Sequence[Ids], count: int) -> Ids:
+    def choose(self, logits: Any, before: Sequence[Ids], count: int, padded: Sequence[Ids] | None = None) -> Ids:
         """Return a token for each row.
 
         Args:
             logits: float32 of shape (rows, vocabulary); changed in place.
             before: the tokens of each row so far, without padding.
             count: the number of new tokens in each row.
+            padded: the tokens with padding, which runs of tokens include, as in transformers; `None`: without.
         """
         settings = self._settings
         if settings.repetition_penalty != 1.0:
@@ -36,17 +37,17 @@ class Chooser:
                 seen, penalty = row[tokens], settings.repetition_penalty
                 row[tokens] = np.where(seen < 0, seen * penalty, seen / penalty)
         if settings.no_repeat_ngram_size:
-            for row, tokens in zip(logits, before, strict=True):
+            for row, tokens in zip(logits, before if padded is None else padded, strict=True):
                 row[repeated(tokens, settings.no_repeat_ngram_size)] = NEVER
         if count < settings.min_new_tokens:
             leave_out(logits, settings.ends)
-        length = self._prompt + count
-        if settings.forced_first is not None and length == 1:
-            return np.full(len(logits), settings.forced_first)
-        if settings.forced_last is not None and count == settings.max_new_tokens - 1:
-            return np.full(len(logits), settings.forced_last)
+        # in the order of transformers, where each step sees the scores of those before
+        if settings.forced_first and self._prompt + count == 1:
+            keep_alone(logits, settings.forced_first)
+        if settings.forced_last and count == settings.max_new_tokens - 1:
+            keep_alone(logits, settings.forced_last)
         leave_out(logits, settings.never)
-        if count == 0 or (settings.forced_first is not None and length == 2):
+        if count == (1 if settings.forced_first and self._prompt == 1 else 0):
             leave_out(logits, settings.never_first)
         if settings.temperature == 0:
             return logits.argmax(1)
@@ -65,6 +66,11 @@ class Chooser:
 def leave_out(logits: Any, tokens: Sequence[int]) -> None:
     # a configuration may name tokens that the model does not have
     logits[:, [token for token in tokens if token < logits.shape[1]]] = NEVER
+
+
+def keep_alone(logits: Any, tokens: Sequence[int]) -> None:
+    logits[:] = NEVER
+    logits[:, list(tokens)] = 0
 
 
 def likely_tokens(weights: Any, top_k: int, top_p: float) -> tuple[Ids, Any]:

@@ -221,7 +221,7 @@ def generated(
         logits, cache = steps.logits(tokens, sequences.visible, 1, cache)
         scores = in_numpy(logits, steps.arrays)[:, 0].astype(np.float32)  # a copy, which the choice changes
         refuse_no_numbers(scores.max(1)[~sequences.ended])
-        added = sequences.add(chooser.choose(scores, sequences.rows, sequences.new))
+        added = sequences.add(chooser.choose(scores, sequences.rows, sequences.new, sequences.tokens))
         if settings.stops:
             for row in np.flatnonzero(~sequences.ended):
                 sequences.ended[row] = stopped(int(row), sequences.tokens[row, -sequences.new :])

@@ -63,8 +63,8 @@ class GenerationSettings(Frozen):
     ends: tuple[int, ...] = ()
     padding: int = 0
     begins: tuple[int, ...] = ()  # the first token of a decoder after an encoder, or of an empty prompt
-    forced_first: int | None = None
-    forced_last: int | None = None
+    forced_first: tuple[int, ...] = ()
+    forced_last: tuple[int, ...] = ()
     never: tuple[int, ...] = ()
     never_first: tuple[int, ...] = ()
     stops: tuple[str, ...] = ()
@@ -109,13 +109,16 @@ def settings_of(
         ends=ends,
         padding=(values.tokens("pad_token_id") or ends or (0,))[0],
         begins=values.tokens("decoder_start_token_id") or values.tokens("bos_token_id"),
-        forced_first=values.token("forced_bos_token_id"),
-        forced_last=values.token("forced_eos_token_id"),
+        forced_first=values.tokens("forced_bos_token_id"),
+        forced_last=values.tokens("forced_eos_token_id"),
         never=values.tokens("suppress_tokens"),
         never_first=values.tokens("begin_suppress_tokens"),
         stops=stop_texts(arguments.get("stop", members.get("stop_strings", ()))),
         seed=values.number("seed", int, None) if "seed" in arguments else None,
     )
+    for name, forced in (("forced_bos_token_id", settings.forced_first), ("forced_eos_token_id", settings.forced_last)):
+        if forced and set(forced) <= set(settings.never):
+            raise values.refused(name, forced, "a token that `suppress_tokens` does not have")
     if settings.repetition_penalty == 0:
         raise values.refused("repetition_penalty", 0, "above 0")
     if "min_new_tokens" in arguments and settings.min_new_tokens > settings.max_new_tokens:
@@ -142,10 +145,6 @@ class GivenSettings(Frozen):
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         values = () if value is None else value if is_list else (value,)
         return tuple(self._in_range(name, each, int, 0, math.inf) for each in values)
-
-    def token(self, name: str) -> int | None:
-        """Return a forced token, of several the one that transformers takes."""
-        return min(self.tokens(name), default=None)
 
     def _in_range(self, name: str, value: Any, kind: type[int] | type[float], least: int, most: float) -> Any:
         is_right = isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool)
