@@ -280,6 +280,14 @@ def test_a_first_token_is_forced_behind_a_prompt_of_one_place_alone(tmp_path: Pa
     assert tokens_of(model, **padded, max_new_tokens=1) == [[5], [3]]
 
 
+def test_padding_is_found_in_a_prompt_without_a_mask(tmp_path: Path) -> None:
+    prompt = [[9, 5], [1, 2]]
+    found = tokens_of(language_model(None, tmp_path, pad_token_id=9), input_ids=prompt, max_new_tokens=2)
+    assert found == [sums([5], 2), sums([1, 2], 2)]
+    model = language_model(None, tmp_path, pad_token_id=9, eos_token_id=[9, 30])
+    assert tokens_of(model, input_ids=prompt, max_new_tokens=1) == [[14], [3]], "a token that ends rows is no padding"
+
+
 def test_a_generation_begins_with_the_first_token_without_a_prompt(tmp_path: Path) -> None:
     assert tokens_of(language_model(None, tmp_path, bos_token_id=5), max_new_tokens=2) == [[5, 10]]
     with pytest.raises(InputError, match="has no first token"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -162,6 +163,25 @@ def test_tokens_after_an_encoder_are_those_of_transformers(kind: str, transforme
     )
     model = loaded(generator(module))
     assert torch.equal(model.generate(**given, decoder_input_ids=first, **OPTIONS), wanted)
+
+
+@pytest.mark.parametrize("packaged", [1, [1, 5, 6, 7]])
+def test_the_first_tokens_of_a_decoder_begin_with_the_start_token(
+    packaged: Any, transformers: Any, tmp_path: Path
+) -> None:
+    module = language_model(transformers, *ENCODERS["absolute positions"])
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({"decoder_start_token_id": packaged}))
+    given, model = encoder_inputs(module), loaded(generator(module), {path.name: path})
+    rows = ([[8, 9]] * 4, [[1, 9]] * 4, [[1, 9], [8, 9], [8, 4], [8, 7]], [[8], [5], [8], [8]])
+    for first in (None, *rows):
+        more = {} if first is None else {"decoder_input_ids": torch.tensor(first)}
+        wanted = module.generate(**given, **more, **OPTIONS, decoder_start_token_id=packaged, do_sample=False)
+        assert torch.equal(model.generate(**given, **more, **OPTIONS), wanted)
+    if packaged != 1:
+        with pytest.raises(InputError, match="model `net` has a first token for each row") as error:
+            model.generate(**{name: each[:3] for name, each in given.items()}, **OPTIONS)
+        assert error.value.found == "4 tokens `decoder_start_token_id`, and 3 rows"
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

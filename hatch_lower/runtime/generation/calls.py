@@ -13,7 +13,14 @@ from hatch_lower.errors import InputError, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.generation.images import ENCODE, image_arguments, image_prompt
 from hatch_lower.runtime.generation.loop import Cache, Sequences, Steps, generated, padding_mask
-from hatch_lower.runtime.generation.settings import GENERATION, NOT_HERE, SETTINGS, GenerationSettings, settings_of
+from hatch_lower.runtime.generation.settings import (
+    GENERATION,
+    NOT_HERE,
+    SETTINGS,
+    GenerationSettings,
+    GivenSettings,
+    settings_of,
+)
 from hatch_lower.runtime.generation.speech import (
     ARGUMENTS,
     WHISPER,
@@ -78,15 +85,16 @@ def begin(model: LanguageModel, arguments: Mapping[str, Any]) -> tuple[Any, Iter
     of_images = {name: given.pop(name) for name in sorted(image_names)}
     given = encoder_inputs(model, takes["start"] if has_encoder else frozenset(), given)
     refuse_texts({**given, prefix + "input_ids": ids})
+    if ids is not None and speech is None:
+        ids, mask = (with_start if has_encoder else with_mask)(model, GivenSettings(chosen, packaged), ids, mask)
     check_prompt = partial(checked_prompt, mask=mask, pads_left=not has_encoder)
     prompt = None if ids is None else check_prompt(ids)
     count = prompt[0].shape[1] if prompt else len(speech.tokens) if speech else 1
     settings = settings_of(model.name, speech.members(packaged, count) if speech else packaged, chosen, count)
     detects = prompt is None and speech is not None and speech.detected is not None
     if prompt is None:
-        tokens = speech.tokens if speech else first_tokens(model.name, settings)
         rows = next((len(each) for each in given.values() if each.ndim), 1)
-        prompt = check_prompt(np.tile(np.array(tokens, dtype=np.int64), (rows, 1)))
+        prompt = check_prompt(speech.rows(rows) if speech else first_tokens(model.name, settings.begins, rows))
     ids, visible = prompt
     more: dict[str, Any] = {}
     if not has_encoder:
@@ -143,14 +151,40 @@ def check_methods(model: LanguageModel) -> None:
         )
 
 
-def first_tokens(model: str, settings: GenerationSettings) -> tuple[int, ...]:
-    if not settings.begins:
+def first_tokens(model: str, begins: tuple[int, ...], rows: int) -> Any:
+    """Return the first token of each row, int64 of shape (rows, 1): one for all rows, or one for each."""
+    if len(begins) not in (1, rows):
+        missing = f"no `decoder_start_token_id` and no `bos_token_id` in `{GENERATION}`"
         raise InputError(
-            f"model `{model}` has no first token",
-            found=f"no `decoder_start_token_id` and no `bos_token_id` in `{GENERATION}`",
+            f"model `{model}` has no first token" if not begins else f"model `{model}` has a first token for each row",
+            found=f"{len(begins)} tokens `decoder_start_token_id`, and {rows} rows" if begins else missing,
             hint="give a prompt with at least one token",
         )
-    return settings.begins
+    return np.full((rows, 1), np.array(begins, dtype=np.int64)[:, None])
+
+
+def with_start(model: LanguageModel, values: GivenSettings, ids: Any, mask: Any) -> tuple[Any, Any]:
+    """Return the first tokens of a decoder after its start token, which transformers adds if no row begins with it."""
+    check_ids(ids)
+    config = read_asset(model.name, model.assets, CONFIG) if CONFIG in model.assets else {}
+    encoder = config.get("encoder")
+    begins = values.tokens("decoder_start_token_id") or values.tokens("bos_token_id")
+    is_donut = isinstance(encoder, Mapping) and "donut" in str(encoder.get("model_type"))
+    if not begins or is_donut:
+        return ids, mask
+    start = first_tokens(model.name, begins, len(ids))
+    if (ids[:, :1] == start).any():
+        return ids, mask
+    more = None if mask is None else np.concatenate([np.ones_like(mask[:, :1]), mask], 1)
+    return np.concatenate([start, ids], 1), more
+
+
+def with_mask(model: LanguageModel, values: GivenSettings, ids: Any, mask: Any) -> tuple[Any, Any]:
+    """Return a prompt with its mask; without one, a token of padding that ends no row is hidden, as in transformers."""
+    padding, ends = values.tokens("pad_token_id"), values.tokens("eos_token_id")
+    if mask is None and padding and padding[0] not in ends:
+        mask = (ids != padding[0]).astype(np.int64)
+    return ids, mask
 
 
 def refuse_texts(given: Mapping[str, Any]) -> None:

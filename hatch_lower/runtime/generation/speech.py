@@ -28,6 +28,10 @@ class SpeechPrompt(Frozen):
     languages: tuple[int, ...] = ()
     detected: int | None = None  # the index of a token that the model chooses among `languages`
 
+    def rows(self, count: int) -> Any:
+        """Return the tokens for a number of rows, int64 of shape (rows, tokens)."""
+        return np.tile(np.array(self.tokens, dtype=np.int64), (count, 1))
+
     def members(self, packaged: Mapping[str, Any], count: int) -> dict[str, Any]:
         """Return the members of a configuration for `settings_of`, after `count` tokens."""
         found = {name: value for name, value in packaged.items() if name not in DONE}
@@ -39,7 +43,7 @@ class SpeechPrompt(Frozen):
 
     def detected_tokens(self, scores: Any) -> Any:
         """Return the first tokens of each row, int64 of shape (rows, tokens), by the scores after the first token."""
-        ids = np.tile(np.array(self.tokens, dtype=np.int64), (len(scores), 1))
+        ids = self.rows(len(scores))
         languages = np.array(sorted(self.languages))
         ids[:, self.detected] = languages[scores[:, languages].argmax(1)]
         return ids
