@@ -75,6 +75,8 @@ class TextReader:
         is_bpe = type(self._tokenizer.model).__name__ == "BPE"
         self._joins = config.get(JOINS) is True and not is_bpe  # as transformers, which knows the harm to BPE
         self._set_up(config, [config.get("model_max_length"), sentences.get("max_seq_length")])
+        if config.get("split_special_tokens"):
+            self._tokenizer.encode_special_tokens = True  # special tokens in a text are read as its letters
         own = self._tokenizer.padding or {}
         self._set_padding(config, [config.get(PAD), special.get(PAD), own.get(PAD)], network.get(f"{PAD}_id"))
 
@@ -107,7 +109,15 @@ class TextReader:
         if self._lowers:
             texts, pairs = lowered(texts), None if pairs is None else lowered(pairs)
         given: Sequence[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
-        rows = self._tokenizer.encode_batch(given)
+        try:
+            rows = self._tokenizer.encode_batch(given)
+        except Exception as error:  # the library raises plain exceptions
+            raise InputError(
+                "the tokenizer cannot read a text",
+                where=f"model `{self._model}`",
+                found=str(error),
+                hint="a vocabulary without a token for unknown words reads known words alone",
+            ) from error
         if len({len(row.ids) for row in rows}) > 1:
             raise InputError(
                 "texts of different lengths need a token for padding",

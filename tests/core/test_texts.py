@@ -165,6 +165,30 @@ def test_texts_of_tokens_are_those_of_transformers(kind: str, tmp_path: Path) ->
     assert ("film's" in found) == (kind == "WordLevel")
 
 
+@pytest.mark.parametrize("splits", [True, False])
+def test_special_tokens_in_a_text_are_read_as_transformers_reads_them(splits: bool, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer_of(tmp_path, pad_token="[PAD]", sep_token="[SEP]", split_special_tokens=splits)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    reader = TextReader("reviews", {path.name: path for path in tmp_path.iterdir()})
+    found = reader.read(["a[SEP]film"], None)["input_ids"]
+    numpy.testing.assert_array_equal(found, theirs(["a[SEP]film"], return_tensors="np")["input_ids"])
+    assert (found[0].tolist() == [2, 4, 3, 6, 3]) == (not splits)
+
+
+def test_a_text_that_the_tokenizer_cannot_read_is_refused(tmp_path: Path) -> None:
+    assets = tokenizer_of(tmp_path, pad_token="[PAD]")
+    found = json.loads(assets["tokenizer.json"].read_text())
+    del found["model"]["vocab"]["[UNK]"]
+    assets["tokenizer.json"].write_text(json.dumps(found))
+    reader = TextReader("reviews", assets)
+    assert reader.read(["a film"], None)["input_ids"].tolist() == [[2, 4, 6, 3]]
+    with pytest.raises(InputError, match="the tokenizer cannot read a text") as error:
+        reader.read(["a tree"], None)
+    assert "[UNK]" in error.value.found
+
+
 @pytest.mark.parametrize("value", [3, [], ["a", 3], None, {"a": "b"}, b"text"])
 def test_other_values_than_texts_are_refused(value: object) -> None:
     with pytest.raises(InputError, match="`text` must be a text, or a list of texts"):
