@@ -135,6 +135,7 @@ class Banks(Frozen):
     rate: int
     stride: int
     padding: Padding
+    has_mask: bool
     longest: int | None = None
 
     @property
@@ -148,11 +149,11 @@ class Banks(Frozen):
         longest = -(-max(map(len, rows)) // 2) * 2
         used = longest // self.stride * self.stride
         frames = np.stack([self.padding.padded(row, longest) for row in rows])[:, :used]
-        mask = np.stack([self.padding.mask(len(row), longest) for row in rows])[:, :used]
-        return {
-            "input_features": frames.reshape(len(rows), -1, self.filters * self.stride),
-            "attention_mask": mask[:, np.arange(used) % self.stride == 1],
-        }
+        found = {"input_features": frames.reshape(len(rows), -1, self.filters * self.stride)}
+        if self.has_mask:
+            mask = np.stack([self.padding.mask(len(row), longest) for row in rows])[:, :used]
+            found["attention_mask"] = mask[:, np.arange(used) % self.stride == 1]
+        return found
 
 
 def padding_of(config: Mapping[str, Any]) -> Padding:
@@ -197,7 +198,8 @@ def spectra(config: Mapping[str, Any]) -> Extractor:
 
 def banks(config: Mapping[str, Any]) -> Extractor:
     count = integer_from(config.get("num_mel_bins", 80), *FILTERS)
-    return Banks(count, rate_of(config), integer_from(config.get("stride", 2), 2, 64), padding_of(config))
+    stride = integer_from(config.get("stride", 2), 2, 64)
+    return Banks(count, rate_of(config), stride, padding_of(config), bool(config.get("return_attention_mask", True)))
 
 
 EXTRACTORS: Mapping[str, Callable[[Mapping[str, Any]], Extractor]] = {

@@ -105,7 +105,14 @@ def test_kaldi_s_spectrogram_is_that_of_transformers(options: Mapping[str, Any],
     numpy.testing.assert_allclose(found[3], wanted[3], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_mel_bins": 40, "feature_size": 40, "stride": 3, "padding_side": "left"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_mel_bins": 40, "feature_size": 40, "stride": 3, "padding_side": "left"},
+        {"return_attention_mask": False},
+    ],
+)
 def test_groups_of_frames_are_those_of_transformers(options: Mapping[str, Any], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.SeamlessM4TFeatureExtractor(**options)
