@@ -150,7 +150,7 @@ def test_only_methods_whose_rows_are_apart_take_joined_requests(triton: tuple[Pa
         "net": (64, ""),
         "net_looked_up": (0, "an output has no dimensions"),
         "net_binned": (64, ""),
-        "net_rising": (0, "a call with other rows fails: IndexError: index out of range in self"),
+        "net_rising": (0, "a call with other rows fails: IndexRangeError: an index is out of range"),
         "net_mixed": (0, "rows of a call influence each other in the output `output`"),
         "net_total": (0, "an output has no dimensions"),
         "net_alike": (0, "the example inputs are too alike to tell whether rows of a call influence each other"),
