@@ -823,7 +823,8 @@ def test_a_decoder_with_a_cache_is_one_partition(tmp_path: Path) -> None:
                 torch.testing.assert_close(model.decode(x, torch.tensor([place])), net(x, torch.tensor([place])))
     with pytest.raises(CallError, match="an index is out of range") as caught:
         model.decode(torch.randn(3, 1, 8), torch.tensor([8]))
-    assert "8, where a table has 8 rows" in caught.value.found
+    assert caught.value.found.startswith("8")
+    assert caught.value.found.endswith(", where a table has 8 rows")
 
 
 def test_state_control_flow_and_sizes_of_contents_stay_outside(tmp_path: Path) -> None:
