@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+MORE_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 PAD, JOINS = "pad_token", "clean_up_tokenization_spaces"
 # of transformers' `clean_up_tokenization`, in this order
 JOINED = (
@@ -75,10 +77,26 @@ class TextReader:
         is_bpe = type(self._tokenizer.model).__name__ == "BPE"
         self._joins = config.get(JOINS) is True and not is_bpe  # as transformers, which knows the harm to BPE
         self._set_up(config, [config.get("model_max_length"), sentences.get("max_seq_length")])
+        self._add_special_tokens(config)
         if config.get("split_special_tokens"):
             self._tokenizer.encode_special_tokens = True  # special tokens in a text are read as its letters
         own = self._tokenizer.padding or {}
         self._set_padding(config, [config.get(PAD), special.get(PAD), own.get(PAD)], network.get(f"{PAD}_id"))
+
+    def _add_special_tokens(self, config: Mapping[str, Any]) -> None:
+        """Make the tokens that a configuration names special in texts, as transformers does; unknown ones are none."""
+        from tokenizers import AddedToken
+
+        named = [config.get(name) for name in NAMED]
+        for more in (config.get(name) for name in MORE_SPECIAL):
+            named += more.values() if isinstance(more, dict) else more if isinstance(more, list) else ()
+        held = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        for each in named:
+            given = each if isinstance(each, Mapping) else {"content": each}
+            text = given.get("content")
+            if isinstance(text, str) and text not in held and self._tokenizer.token_to_id(text) is not None:
+                flags = {name: given.get(name) is True for name in ("lstrip", "rstrip", "single_word", "normalized")}
+                self._tokenizer.add_special_tokens([AddedToken(text, special=True, **flags)])
 
     def _set_up(self, config: Mapping[str, Any], limits: Sequence[object]) -> None:
         longest = min((each for each in limits if isinstance(each, int) and each > 0), default=UNLIMITED + 1)

@@ -177,6 +177,18 @@ def test_special_tokens_in_a_text_are_read_as_transformers_reads_them(splits: bo
     assert (found[0].tolist() == [2, 4, 3, 6, 3]) == (not splits)
 
 
+@pytest.mark.parametrize("token", ["[PAD]", {"__type": "AddedToken", "content": "[PAD]", "lstrip": True}])
+def test_a_token_that_the_configuration_alone_calls_special_is_special(token: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    assets = tokenizer_of(tmp_path, pad_token=token, additional_special_tokens=["film", "unknown"])
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    reader = TextReader("reviews", assets)
+    texts = ["a[PAD]bad", "a goodfilm [PAD]"]
+    wanted = theirs(texts, padding=True, return_tensors="np")["input_ids"]
+    numpy.testing.assert_array_equal(reader.read(texts, None)["input_ids"], wanted)
+    assert reader.text([0, 4, 6, 7]) == theirs.decode([0, 4, 6, 7], skip_special_tokens=True) == "a good"
+
+
 def test_a_text_that_the_tokenizer_cannot_read_is_refused(tmp_path: Path) -> None:
     assets = tokenizer_of(tmp_path, pad_token="[PAD]")
     found = json.loads(assets["tokenizer.json"].read_text())
