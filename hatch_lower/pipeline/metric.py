@@ -105,7 +105,8 @@ def metric_number(value: object, entry: EntryPoint) -> float:
     if isinstance(number, numbers.Real) and not isinstance(number, bool):
         with suppress(OverflowError):  # of an integer
             if math.isfinite(number):
-                return shortest(float(number), str(getattr(value, "dtype", "")).removeprefix("torch."))
+                dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+                return shortest(float(number), dtype) or 0.0  # no negative zero, of a negated error
         what, found = "a metric must return a finite number", trim_lines(repr(number))
     else:
         what, found = "a metric must return a number", describe_result(value)

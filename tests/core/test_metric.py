@@ -112,6 +112,10 @@ def test_each_measurement_draws_the_same_random_numbers(measure: Callable[..., f
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_an_error_of_zero_is_zero(measure: Callable[..., float]) -> None:
+    assert str(measure(lambda model: -torch.zeros(()))) == "0.0"
+
+
 def test_each_import_of_the_module_draws_the_same_random_numbers(
     source: CapturedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
