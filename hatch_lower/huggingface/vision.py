@@ -21,11 +21,11 @@ from hatch_lower.huggingface.generation import (
     CacheForm,
     Example,
     Generator,
-    Trial,
     example_mask,
     keys_and_values,
 )
 from hatch_lower.huggingface.refusals import refused_images
+from hatch_lower.huggingface.trial import Trial
 
 # the tokens of a prompt that see each other in both directions, by the model's kind; default: none
 NEAR = {"gemma3": NEAR_IMAGES, "paligemma": NEAR_PROMPT}
