@@ -237,6 +237,19 @@ def test_a_sound_before_a_text_has_any_length(transformers: Any) -> None:
     assert "frames" in decode.dimensions.values()
 
 
+def test_a_form_of_the_cache_that_is_right_for_some_tokens_alone_is_not_taken(transformers: Any) -> None:
+    from hatch_lower.huggingface.generation import LARGEST_ERROR, CacheForm, Generator
+    from hatch_lower.huggingface.trial import largest_error
+
+    torch.manual_seed(39)  # a model whose logits of the first trial hardly depend on positions
+    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    for parameter in model.parameters():
+        parameter.data *= 6 if parameter.ndim > 1 else 1
+    assert largest_error(Generator(model, CacheForm(False, unseen=1)), 1) < LARGEST_ERROR
+    assert generator(model).module.form == CacheForm(False, unseen=0)
+
+
 def test_the_methods_are_exported_for_all_sizes(transformers: Any) -> None:
     model = generator(language_model(transformers, *CAUSAL["layers of both kinds"]))
     start, decode = capture_model("net", model, NullReporter()).methods
