@@ -60,7 +60,7 @@ def list_published_paths(source: WeightsSource) -> Iterator[Path]:
     names = [file_name_in_url(source.url)]
     if source.url.startswith(HUB):  # of a file in a folder of its repository
         names.insert(0, hub_file(source.url).path)
-    safe = [name for name in dict.fromkeys(names) if name and not {"", "..", "."}.intersection(name.split("/"))]
+    safe = [name for name in dict.fromkeys(names) if "\0" not in name and not {"", "..", "."} & {*name.split("/")}]
     for folder in named_folders():
         yield from (path for name in safe if (path := folder / name) != folder / file_name(source.sha256))
 
