@@ -86,7 +86,17 @@ class Joined(nn.Module):
         return joined, joined.abs(), joined + joined.abs(), torch.sin(joined)
 
 
-@pytest.mark.parametrize("kind", [Quotients, Columns, Variances, Joined])
+class Transposed(nn.Module):
+    """Transpositions of a size of 1 behind reductions."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x[:, None]
+        column = torch.arange(1.0, 9.0)[:, None]
+        means = x.mean(2).transpose(1, 2) * column, x.amax(2).transpose(1, 2).softmax(1), x.sum((0, 2)).t()
+        return *means, x.norm(dim=2).permute(2, 0, 1) - 1, x.prod(2).transpose(0, 1) + x.prod(2)
+
+
+@pytest.mark.parametrize("kind", [Quotients, Columns, Variances, Joined, Transposed])
 def test_what_is_fused_gives_eagers_numbers(kind: type[nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(1)
     module, x = kind().eval(), torch.randn(2, 6, 8)

@@ -13,7 +13,8 @@ AVX-512, for models of two operations:
   else than the operations of a norm.
 
 A one-dimensional concatenation meets the absolute value of an operation behind it also where others read it: the plugin
-moves the operation to the inputs of the concatenation, unless the two have different shapes.
+moves the operation to the inputs of the concatenation, unless the two have different shapes. It drops a transposition
+that moves a size of 1 and is next to a reduction which removes dimensions.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def keep_numbers(openvino: Any, model: Any) -> None:
             apart.append(layer.output(0))
         elif layer.get_type_name() == "Abs":
             keep_concatenation(openvino, layer)
+        if layer.get_type_name().startswith("Reduce"):
+            keep_transposition(openvino, layer)
     model.add_results([openvino.op.Result(value) for value in apart if node_name(value) not in fixed])
 
 
@@ -90,6 +93,18 @@ def keep_concatenation(openvino: Any, layer: Any) -> None:
     first = openvino.op.Constant(np.zeros(1, np.int64))
     absolute = openvino.opset13.abs(openvino.opset13.unsqueeze(source, first))
     layer.output(0).replace(openvino.opset13.squeeze(absolute, first).output(0))
+
+
+def keep_transposition(openvino: Any, layer: Any) -> None:
+    """Remove the dimensions of a reduction by another operation, if a transposition is next."""
+    places = list(layer.output(0).get_target_inputs())
+    is_next = any(place.get_node().get_type_name() == "Transpose" for place in places)
+    if is_next and not layer.get_attributes()["keep_dims"]:
+        layer.set_attribute("keep_dims", True)
+        layer.validate_and_infer_types()
+        squeezed = openvino.opset13.squeeze(layer, layer.input_value(1))
+        for place in places:
+            place.replace_source_output(squeezed.output(0))
 
 
 def names_of_fixed(layers: Sequence[Any]) -> set[str]:
