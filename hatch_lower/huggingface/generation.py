@@ -54,7 +54,7 @@ class CacheForm(Frozen):
 FORMS = (CacheForm(True), CacheForm(False), CacheForm(False, 1, True), CacheForm(False, 0), CacheForm(False, 0, True))
 TRIALS = 4  # for a form
 # of logits, relative to the largest: of the right form in float32, and of a form that may be taken
-ROUNDING, LARGEST_ERROR = 1e-5, 1e-3
+ROUNDING, LARGEST_ERROR = 1e-5, 1e-4
 
 
 class OwnCache(DynamicCache):

@@ -302,9 +302,10 @@ def test_sizes_of_older_configurations_are_read(options: Mapping[str, Any], tran
 
 
 def test_a_steep_image_is_refused(transformers: Any, folder: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
     model = loaded(generator(sized_model(transformers, "Qwen2VL")), files_in(folder))
     with pytest.raises(InputError) as error:
-        model.preprocess(MARK, images=picture(1, 201))
+        model.preprocess(MARK, images=pillow.fromarray(picture(1, 201)))
     assert str(error.value) == (
         "the sides of an image must not differ by a factor above 200\n"
         "  where: model `net`\n"
