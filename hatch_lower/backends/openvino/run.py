@@ -8,13 +8,13 @@ AVX-512, for models of two operations:
 - A quotient of a constant and a computed number is inverted, behind a reduction, a product, a convolution, an
   interpolation and a normalization. `torch.rsqrt` is a quotient with the constant 1.
 - Behind a reduction, all elements meet the first number of a constant with several numbers.
-- Behind a reduction, some elements of a quotient by a constant are wrong, and so are those of `hardswish`. A number of
-  elements is such a constant where a size is static, as in a variance. So the kernel of a reduction computes nothing
-  else than the operations of a norm.
+- Behind a reduction, some elements of a quotient by a constant and some elements of `hardswish` are wrong. A static
+  number of elements, as in a variance, is a constant, too. So the kernel of a reduction computes the operations of
+  norms and no others.
 
-A one-dimensional concatenation meets the absolute value of an operation behind it also where others read it: the plugin
-moves the operation to the inputs of the concatenation, unless the two have different shapes. It drops a transposition
-that moves a size of 1 and is next to a reduction which removes dimensions.
+The plugin moves absolute values to the inputs of a one-dimensional concatenation, so that all users of the
+concatenation read absolute values; another shape between the two prevents this. The plugin drops a transposition of a
+dimension of size 1 next to a reduction without `keepdim`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ FUSED = frozenset(
 )
 ROOTS = frozenset({"Constant", "ShapeOf"})  # the static sizes of a tensor are constants
 SHAPED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # with a constant that is a shape
-CRASHING = frozenset({"GroupNormalization", "Select"})  # code that is generated for both ends the process
-OF_NORMS = frozenset({"Add", "Multiply", "Power", "Sqrt"})  # are right in the kernel of a reduction
+CRASHING = frozenset({"GroupNormalization", "Select"})  # a kernel that OpenVINO generates for both ends the process
+OF_NORMS = frozenset({"Add", "Multiply", "Power", "Sqrt"})  # operations that the kernel of a reduction computes right
 
 
 def keep_numbers(openvino: Any, model: Any) -> None:
@@ -66,29 +66,28 @@ def keep_numbers(openvino: Any, model: Any) -> None:
     fixed = names_of_fixed(layers)
     apart = []
     for layer in layers:
-        if layer.get_type_name() == "Divide":
+        kind = layer.get_type_name()
+        if kind == "Divide":
             numerator, denominator = layer.input_values()
             if is_one(numerator):
                 continue  # the reciprocal is exact, and fused right
             layer.get_rt_info()[EXACT] = True
             if node_name(numerator) in fixed:
                 apart.append(denominator)
-        elif layer.get_type_name().startswith("Reduce") and any(
-            differs_fused(user, fixed) for user in users(layer, fixed)
-        ):
-            apart.append(layer.output(0))
-        elif layer.get_type_name() == "Abs":
+        elif kind == "Abs":
             keep_concatenation(openvino, layer)
-        if layer.get_type_name().startswith("Reduce"):
+        elif kind.startswith("Reduce"):
+            if any(differs_fused(user, fixed) for user in users(layer, fixed)):
+                apart.append(layer.output(0))
             keep_transposition(openvino, layer)
     model.add_results([openvino.op.Result(value) for value in apart if node_name(value) not in fixed])
 
 
 def keep_concatenation(openvino: Any, layer: Any) -> None:
-    """Give absolute values another shape than the one-dimensional concatenation before, if others read it."""
+    """Give absolute values of a one-dimensional concatenation another shape, if the concatenation has other users."""
     source = layer.input_value(0)
-    readers = len(source.get_target_inputs())
-    if source.get_partial_shape().rank != 1 or source.get_node().get_type_name() != "Concat" or readers == 1:
+    count = len(source.get_target_inputs())
+    if source.get_partial_shape().rank != 1 or source.get_node().get_type_name() != "Concat" or count == 1:
         return
     first = openvino.op.Constant(np.zeros(1, np.int64))
     absolute = openvino.opset13.abs(openvino.opset13.unsqueeze(source, first))
@@ -341,7 +340,7 @@ def settings(info: OpenvinoFacts, model: Any) -> dict[str, object]:
         # several models, and other libraries, share the cores
         chosen["ENABLE_CPU_PINNING"] = False
         if {layer.get_type_name() for layer in model.get_ops()} >= CRASHING:
-            chosen["SNIPPETS_MODE"] = "DISABLE"  # no code is generated for several operations
+            chosen["SNIPPETS_MODE"] = "DISABLE"  # OpenVINO generates no kernels
         if info.threads:
             chosen["INFERENCE_NUM_THREADS"] = info.threads
     return chosen
