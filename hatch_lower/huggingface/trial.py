@@ -38,7 +38,10 @@ def largest_error(made: Generator, trials: int) -> float:
 
 
 def logit_error(made: Generator) -> float:
-    """Compare two calls of `decode` with a call of the model; the last row has padding, if possible in the encoder."""
+    """Return the largest difference of logits between two calls of `decode` and a call of the model.
+
+    The last row has padding, if possible in the encoder.
+    """
     trial = made.trial()
     started = made.start(**trial.inputs)
     more: dict[str, Any] = {name: started[name] for name in ("cross",) if name in started}
