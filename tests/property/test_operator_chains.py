@@ -94,15 +94,15 @@ KINDS = (activation, activation, activation, reduction, reduction, with_constant
 
 
 class Chain(nn.Module):
-    """Operations that a seed draws: each of the value before, and sometimes of an earlier value, too."""
+    """Operations that a seed draws, one behind another; the results are the last two values."""
 
     def __init__(self, seed: str) -> None:
         super().__init__()
         random = Random(seed)
         self.x = torch.randn([random.choice((2, 3, 4, 6, 8)) for _ in range(random.randint(1, 4))])
         self.steps: list[Step] = []
-        value = self.x
-        while len(self.steps) < random.randint(2, 6):
+        value, count = self.x, random.randint(2, 6)
+        while len(self.steps) < count:
             step = random.choice(KINDS)(random, value) if value.dim() else random.choice(ACTIVATIONS)
             try:
                 found = step(value)

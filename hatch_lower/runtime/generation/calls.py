@@ -153,12 +153,17 @@ def check_methods(model: LanguageModel) -> None:
 
 def first_tokens(model: str, begins: tuple[int, ...], rows: int) -> Any:
     """Return the first token of each row, int64 of shape (rows, 1): one for all rows, or one for each."""
-    if len(begins) not in (1, rows):
-        missing = f"no `decoder_start_token_id` and no `bos_token_id` in `{GENERATION}`"
+    if not begins:
         raise InputError(
-            f"model `{model}` has no first token" if not begins else f"model `{model}` has a first token for each row",
-            found=f"{len(begins)} tokens `decoder_start_token_id`, and {rows} rows" if begins else missing,
+            f"model `{model}` has no first token",
+            found=f"no `decoder_start_token_id` and no `bos_token_id` in `{GENERATION}`",
             hint="give a prompt with at least one token",
+        )
+    if len(begins) not in (1, rows):
+        raise InputError(
+            f"model `{model}` has a first token for each row",
+            found=f"{len(begins)} tokens `decoder_start_token_id`, and {rows} rows",
+            hint=f"give {len(begins)} rows, or `decoder_input_ids` that begin with the first token of each row",
         )
     return np.full((rows, 1), np.array(begins, dtype=np.int64)[:, None])
 
