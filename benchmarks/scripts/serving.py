@@ -2,10 +2,10 @@
 
 SITE is the folder of the unpacked wheel `scorer`, perhaps of a copy of the example with a wider network. The server is
 a process of its own. The clients are connections of this process, which send requests that were written before: a
-client as httpx takes more time than the model. Each answer is compared with the model's scores. Prints JSON: requests a
-second of the server and calls a second of the loop, their ratio over the number of cores, the 50th and 99th percentile
-of a request in milliseconds, the rows of a call, and the CPU time of a request in the server and in the clients, and of
-a call in the loop. On a busy machine only CPU times count.
+client such as httpx takes more time than the model. Each answer is compared with the model's scores. Prints JSON:
+requests a second of the server and calls a second of the loop, their ratio over the number of cores, the 50th and 99th
+percentile of a request in milliseconds, the rows of a call, and the CPU time of a request in the server and in the
+clients, and of a call in the loop. On a busy machine only CPU times count.
 """
 
 from __future__ import annotations
