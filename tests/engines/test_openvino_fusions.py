@@ -62,6 +62,21 @@ class Columns(nn.Module):
         return *sums, *later, torch.sqrt(x.abs().mean(-1, keepdim=True) + self.column)
 
 
+class BatchNorms(nn.Module):
+    """Batch norms and slopes of channels behind reductions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.slopes = nn.BatchNorm1d(6), nn.PReLU(6)
+        for parameter in (*self.norm.parameters(), *self.norm.buffers(), *self.slopes.parameters()):
+            parameter.data = torch.arange(1, 7).to(parameter) / 3 if parameter.dim() else parameter
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        pooled = self.norm(x.mean(2)), self.norm(x.amax(2, keepdim=True)), F.relu(self.norm(x.sum(2))) + 1
+        return *pooled, self.slopes(x.mean(-1))
+
+
 class Variances(nn.Module):
     """Quotients of reductions and the number of reduced elements, which OpenVINO computes of the sizes."""
 
@@ -96,7 +111,7 @@ class Transposed(nn.Module):
         return *means, x.norm(dim=2).permute(2, 0, 1) - 1, x.prod(2).transpose(0, 1) + x.prod(2)
 
 
-@pytest.mark.parametrize("kind", [Quotients, Columns, Variances, Joined, Transposed])
+@pytest.mark.parametrize("kind", [Quotients, Columns, BatchNorms, Variances, Joined, Transposed])
 def test_what_is_fused_gives_eagers_numbers(kind: type[nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(1)
     module, x = kind().eval(), torch.randn(2, 6, 8)

@@ -7,7 +7,7 @@ AVX-512, for models of two operations:
 
 - A quotient of a constant and a computed number is inverted, behind a reduction, a product, a convolution, an
   interpolation and a normalization. `torch.rsqrt` is a quotient with the constant 1.
-- Behind a reduction, all elements meet the first number of a constant with several numbers.
+- Behind a reduction, all elements meet the first number of a constant with several numbers, as in a batch norm.
 - Behind a reduction, some elements of a quotient by a constant and some elements of `hardswish` are wrong. A static
   number of elements, as in a variance, is a constant, too. So the kernel of a reduction computes the operations of
   norms and no others.
@@ -48,10 +48,10 @@ EXACT = "nonconvertable_divide_0"
 # operations that the plugin fuses, or that its simplification of a graph removes
 FUSED = frozenset(
     {
-        *("Abs", "Add", "Ceiling", "Clamp", "Convert", "Divide", "Elu", "Erf", "Exp", "Floor", "Gelu", "HSigmoid"),
-        *("HSwish", "HardSigmoid", "LogicalNot", "Maximum", "Minimum", "Mish", "Multiply", "Negative", "PRelu"),
-        *("Power", "ReLU", "Relu", "Reshape", "Round", "Sigmoid", "SoftPlus", "Sqrt", "SquaredDifference", "Squeeze"),
-        *("Subtract", "Swish", "Tanh", "Unsqueeze"),
+        *("Abs", "Add", "BatchNormInference", "Ceiling", "Clamp", "Convert", "Divide", "Elu", "Erf", "Exp", "Floor"),
+        *("Gelu", "HSigmoid", "HSwish", "HardSigmoid", "LogicalNot", "Maximum", "Minimum", "Mish", "Multiply"),
+        *("Negative", "PRelu", "Power", "ReLU", "Relu", "Reshape", "Round", "Sigmoid", "SoftPlus", "Sqrt"),
+        *("SquaredDifference", "Squeeze", "Subtract", "Swish", "Tanh", "Unsqueeze"),
     }
 )
 ROOTS = frozenset({"Constant", "ShapeOf"})  # the static sizes of a tensor are constants
