@@ -305,10 +305,9 @@ def checked_generator(model: PreTrainedModel, kind: type[Generator]) -> Generato
             break
     if nearest is None:
         raise refused(model, reason)
-    if nearest[0] > LARGEST_ERROR:
-        raise refused(
-            model, f"its logits differ from the logits without a cache by {nearest[0]:.1g} of the largest logit"
-        )
+    error, made = nearest
+    if error > LARGEST_ERROR:
+        raise refused(model, f"its logits differ from the logits without a cache by {error:.1g} of the largest logit")
     return made.eval()
 
 

@@ -250,6 +250,16 @@ def test_a_form_of_the_cache_that_is_right_for_some_tokens_alone_is_not_taken(tr
     assert generator(model).module.form == CacheForm(False, unseen=0)
 
 
+def test_of_several_forms_of_the_cache_the_one_with_the_smallest_error_is_taken(
+    transformers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hatch_lower.huggingface import generation
+
+    errors = iter((5e-5, 2e-5, 9e-5, 3e-5, 8e-5))
+    monkeypatch.setattr(generation, "largest_error", lambda *_: next(errors))
+    assert generator(language_model(transformers, "Llama", LLAMA)).module.form == generation.FORMS[1]
+
+
 def test_the_methods_are_exported_for_all_sizes(transformers: Any) -> None:
     model = generator(language_model(transformers, *CAUSAL["layers of both kinds"]))
     start, decode = capture_model("net", model, NullReporter()).methods
