@@ -411,6 +411,8 @@ def test_uv_takes_the_variant_for_the_processor(dist: Path, tmp_path: Path) -> N
     expected = {"x86-64-v3": "v3", "x86-64-v4": "fast", "x86-64-v4-vnni": "fast"}.get(machine_level(), "portable")
     assert uv_installs(dist, tmp_path / "here", *FEATURE) == expected
     for levels, recipe in [(("v4", "v3", "v2", "v1"), "fast"), (("v3", "v2", "v1"), "v3"), (("v2", "v1"), "portable")]:
+        if machine_level() < f"x86-64-{levels[0]}":  # uv refuses a variant for instructions that the processor lacks
+            continue
         emulated = with_levels(dist, tmp_path / levels[0], *levels)
         assert uv_installs(emulated, tmp_path / f"{levels[0]}-installed", *FEATURE) == recipe
 
