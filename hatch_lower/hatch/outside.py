@@ -53,6 +53,7 @@ def open_project(root: Path) -> Project:
 
     from hatch_lower.hatch.project import HOOK, read_project
 
+    file = str(root / "pyproject.toml")
     try:
         plugins = PluginManager()
         metadata = ProjectMetadata(str(root), plugins)
@@ -62,20 +63,29 @@ def open_project(root: Path) -> Project:
         build_data = builder.get_default_build_data()
         builder.set_build_data_defaults(build_data)
     except Exception as error:  # hatchling raises many kinds of exceptions
-        raise ConfigError(
-            "hatchling cannot read the project",
-            where=str(root / "pyproject.toml"),
-            found=f"{type(error).__name__}: {error}",
-            hint="install the packages that `[build-system] requires` names; the error of `hatch build` says more",
-        ) from error
+        raise unreadable_error(error, file) from error
     if HOOK not in hooks:
         raise UnusedHookError(
-            "the project does not use hatch-lower",
-            where=str(root / "pyproject.toml"),
-            found="no table `[tool.hatch.build.hooks.lower]`",
+            "the project does not use hatch-lower", where=file, found="no table `[tool.hatch.build.hooks.lower]`"
         )
     build_data["build_hooks"] = tuple(hooks)  # hooks do not run: files of hooks are in the state of the last build
-    return read_project(hooks[HOOK], build_data)
+    try:
+        return read_project(hooks[HOOK], build_data)
+    except (TypeError, ValueError) as error:  # hatchling checks fields such as `exclude` when they are first used
+        raise unreadable_error(error, file) from error
+
+
+def unreadable_error(error: Exception, file: str) -> ConfigError:
+    """Return the error for a project that hatchling refuses; hatchling's errors for wrong fields name the field."""
+    wrong_field = isinstance(error, (TypeError, ValueError))
+    return ConfigError(
+        "hatchling cannot read the project",
+        where=file,
+        found=f"{type(error).__name__}: {error}",
+        hint="correct the field that the error names"
+        if wrong_field
+        else "install the packages that `[build-system] requires` names; the error of `hatch build` says more",
+    )
 
 
 def find_project(root: Path) -> Project | None:

@@ -124,6 +124,28 @@ def test_a_shard_without_units_is_made_at_once_and_says_that_nothing_leaves_the_
     assert "nothing leaves this machine, for file:///nowhere is only read (HATCH_LOWER_REMOTE_PUSH=1 sends)" in reads
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "[tool.hatch.build.targets.wheel]",
+            "[tool.hatch.build]\nexclude = 3\n\n[tool.hatch.build.targets.wheel]",
+            "exclude",
+        ),
+        ('packages = ["src/two_methods"]', "packages = 3", "packages"),
+        ('packages = ["src/two_methods"]', 'packages = ["src/two_methods"]\nexclude = [3]', "exclude"),
+        ('version = "1.0"', "version = 1", "version"),
+    ],
+)
+def test_a_field_that_hatchling_refuses_is_named(scenario: Project, old: str, new: str, said: str) -> None:
+    scenario.edit("pyproject.toml", old, new)
+    result = run(scenario, "plan")
+    assert result.exit_code == 1
+    assert "hatchling cannot read the project" in result.output
+    assert f"{said}`" in result.output
+    assert "correct the field that the error names" in result.output
+
+
 def test_a_plan_imports_no_torch(scenario: Project, modules_after: Callable[[str], set[str]]) -> None:
     arguments = ["plan", "--root", str(scenario.root)]
     lines = [
