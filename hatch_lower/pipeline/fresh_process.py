@@ -96,8 +96,8 @@ class FreshProcess:
                 "the packaged program does not run in a process that has not run the model's code",
                 where=where,
                 found=problem,
-                hint="if the program needs operators or classes of a library, name the library's module in `imports` of"
-                " the recipe; if the program needs a setting of the process, such as the default dtype, change the"
+                hint="if the program needs operators or classes of a library, name the library's module in the setting"
+                " `imports`; if the program needs a setting of the process, such as the default dtype, change the"
                 " model's code to do without",
             )
         return True

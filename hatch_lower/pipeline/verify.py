@@ -113,6 +113,7 @@ def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe)
     if services.fresh is None or given is None:
         return
     examples = write_examples(inputs, services, lowered, given[0])
+    required = wheel_requirements(inputs.settings, lowered)
     with stage(services.reporter, "compare", source.name, recipe.name) as describe:
         packaged = Packaged(
             folder=packager.folder,
@@ -124,7 +125,7 @@ def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe)
             examples=examples,
             methods=tuple(method.name for method in source.methods),
             tolerance=tolerance_in(recipe),
-            requirements=wheel_requirements(inputs.settings, lowered),
+            requirements=None if required is None else (*required, inputs.settings.name),  # the wheel's own modules
         )
         asked = services.fresh.check(packaged, place_of(source.name, recipe))
         describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed the pipes")

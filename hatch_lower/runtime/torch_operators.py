@@ -69,7 +69,7 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
         what = "the program calls an operator that torch does not have here"
         hint = (
             "install the torch version that the program requires; if a library registers the operator, name its"
-            " module in `imports` of the recipe and build the wheel again; until then, import the module before loading"
+            " module in the setting `imports` and build the wheel again; until then, import the module before loading"
         )
     elif any(argument.name == "filename" for argument in schema_of(operator).arguments):
         what = "the program calls an operator that opens files"

@@ -797,7 +797,7 @@ def test_an_operator_that_torch_does_not_have(name: str) -> None:
         "  where: method `forward`\n"
         f"  found: {name}\n"
         "  to do: install the torch version that the program requires; if a library registers the operator, name its "
-        "module in `imports` of the recipe and build the wheel again; until then, import the module before loading"
+        "module in the setting `imports` and build the wheel again; until then, import the module before loading"
     )
 
 

@@ -586,6 +586,7 @@ def install(distribution, module, text):
 
 install("helper", "helper_library", "")
 install("user", "using_library", "import helper_library")
+install("net", "own_library", "")
 
 def quantized(x):
     q = torch.ops.quantized_decomposed.quantize_per_channel(x, scales, scales, 0, -128, 127, torch.int8)
@@ -621,6 +622,7 @@ print(json.dumps([
     said(twice, "other_library"),
     said(torch.relu, "using_library", dependencies=own),
     said(torch.relu, "using_library", dependencies=(*own, "helper>=1")),
+    said(torch.relu, "own_library", dependencies=own),
 ]))
 """
 
@@ -630,20 +632,21 @@ def test_what_is_packaged_runs_in_a_process_that_has_not_run_the_models_code(tmp
         [sys.executable, "-c", FRESH, str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    torch_own, missing, absent, named, not_required, required = json.loads(done.stdout)
+    torch_own, missing, absent, named, not_required, required, own = json.loads(done.stdout)
     assert torch_own is None
     assert missing == (
         "the packaged program does not run in a process that has not run the model's code\n"
         "  where: model `net`, recipe `default`\n"
         "  found: the program calls an operator that torch does not have here: other.twice.default\n"
-        "  to do: if the program needs operators or classes of a library, name the library's module in `imports` of the"
-        " recipe; if the program needs a setting of the process, such as the default dtype, change the model's code to"
-        " do without"
+        "  to do: if the program needs operators or classes of a library, name the library's module in the setting"
+        " `imports`; if the program needs a setting of the process, such as the default dtype, change the model's code"
+        " to do without"
     )
     assert "found: ModuleNotFoundError: No module named 'no_such_library'" in absent
     assert named is None
     assert "`helper_library` is installed here, but no requirement of the wheel brings the module" in not_required
     assert required is None
+    assert own is None
 
 
 def wrong_where(run: Callable[[torch.Tensor], torch.Tensor], is_hit: Callable[[torch.Tensor], bool]) -> Any:
