@@ -53,6 +53,8 @@ from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private.programs import holds_tensors, is_users_fault, remember_lines
 from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
 
+# torch calls `namedtuple`, a function, a type
+TYPE = re.compile(r"<class '([\w.]+)'>|<function (\w+) at 0x[0-9a-f]+>")
 NOISE = re.compile(
     r"(For more information, run with TORCH_LOGS=\S+|For more information about this error, see: \S+"
     r"|The error above occurred when calling torch\.export\.export\.[\s\S]*)"
@@ -316,6 +318,8 @@ def capture_error(
     if is_users_fault(error) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
         fixes = "Suggested fixes" in reason
         shapes = "declare `dynamic_shapes` as torch suggests" if fixes else "correct `dynamic_shapes`"
+        if "<function namedtuple" in reason:
+            shapes = "write the named tuple's class in `dynamic_shapes`, as in `Pair({0: batch}, None)`"
         return CaptureError(
             f"the dynamic shapes of method `{name}` do not hold",
             where=method_place(model, name, line_of(error, roots, module)),
@@ -385,5 +389,5 @@ def method_place(model: str, method: str, line: str) -> str:
 
 def cleaned(reason: str) -> str:
     # torch's reason without its pointers to logs and documentation
-    text = NOISE.sub("", reason).strip()
+    text = TYPE.sub(lambda found: f"`{found[1] or found[2]}`", NOISE.sub("", reason)).strip()
     return trim_lines(text if "Suggested fixes" in text else text.split("\n\n")[0])

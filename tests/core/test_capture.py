@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -447,6 +447,23 @@ def test_dynamic_shapes_of_an_unknown_parameter() -> None:
     assert message.endswith(
         "  to do: correct `dynamic_shapes`, or omit the dimension to keep the size fixed; the parameters are `image`"
     )
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Sum(torch.nn.Module):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return pair.left + pair.right
+
+
+def test_dynamic_shapes_of_a_named_tuple_without_its_class() -> None:
+    rows, example = Dim("rows", min=2, max=64), Pair(PAIR, PAIR)
+    message = refuse(Sum(), forward=Method((example,), dynamic_shapes={"pair": ({0: rows}, {0: rows})}))
+    assert "`inputs['pair']` is a `namedtuple`, but `dynamic_shapes['pair']` is a `tuple`" in message
+    assert "write the named tuple's class in `dynamic_shapes`, as in `Pair({0: batch}, None)`" in message
 
 
 def test_a_tensor_that_changes_and_is_no_buffer() -> None:
