@@ -125,6 +125,8 @@ def inspect(
     """
     if method is None and (model or recipe or texts):
         raise click.UsageError("`--model`, `--recipe` and `--match` need `--debug METHOD`.")
+    if sbom and method:
+        raise click.UsageError("`--sbom` and `--debug` exclude each other.")
     if name is None:
         if sbom or method:
             raise click.UsageError("`--sbom` and `--debug` need a name or a path.")

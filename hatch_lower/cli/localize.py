@@ -110,6 +110,8 @@ def find_localized_project(name: str, model: str | None) -> tuple[Project, str, 
     target = target_of(name)
     here = project_here(None)
     if isinstance(target, str) and here is not None and target in {each.name for each in here.settings.models}:
+        if model not in (None, target):
+            raise click.UsageError(f"`{target}` and `--model {model}` both name a model: give only one of them.")
         return here, target, None
     contents, model_name, _ = choose_model(find_contents(target), model)
     if here is not None and model_name in {each.name for each in here.settings.models}:

@@ -73,6 +73,12 @@ def report(
     The page has graphs, sources, sizes, constants and SBOM in a single file that loads nothing from elsewhere.
     NAME|PATH is an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
     """
+    given = {"--against": against, "--profile": profiles, "--times": times, "--sources": sources, "--check": runs}
+    if kind != "html" and (unused := [option for option, value in given.items() if value]):
+        words = " and ".join(f"`{option}`" for option in unused)
+        raise click.UsageError(f"{words} belong{'s' * (len(unused) == 1)} to `--format html`.")
+    if kind == "html" and only != "*":
+        raise click.UsageError("`--only` belongs to `--format dot` and `--format model-explorer`.")
     target = target_of(name)
     folders = find_contents(target)
     if kind == "html":

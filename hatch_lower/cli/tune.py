@@ -103,6 +103,8 @@ def tune(
     refuse_beside_check(context)
     if not limit >= 1:
         raise click.UsageError("`--limit` is no number.")
+    if limit != LIMIT and not is_check:
+        raise click.UsageError("`--limit` belongs to `--check`.")
     from hatch_lower.cli.measure.tune.choose import find_wanted_models
     from hatch_lower.cli.measure.tune.write import read_files
 

@@ -632,6 +632,24 @@ def test_what_is_no_wheel_is_one_message(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report", "--only", "digits/*"], "`--only` belongs to `--format dot` and `--format model-explorer`."),
+        (["report", "--format", "dot", "--check"], "`--check` belongs to `--format html`."),
+        (
+            ["report", "--format", "model-explorer", "--against", "other", "--times", "pyproject.toml"],
+            "`--against` and `--times` belong to `--format html`.",
+        ),
+        (["inspect", "--sbom", "--debug", "forward"], "`--sbom` and `--debug` exclude each other."),
+    ],
+)
+def test_options_without_an_effect_are_refused(wheel: str, words: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, [*words, wheel])
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
 def test_a_wheel_without_models_says_how_to_get_them(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "plain.whl", "w") as archive:
         archive.writestr("plain/__init__.py", "")

@@ -126,3 +126,11 @@ def test_a_wheel_whose_model_its_project_no_longer_declares_is_refused(
     assert done.exit_code == 1
     assert "the project has no such model" in done.stderr
     assert "run this in the project that the model comes from\n" in done.stderr
+
+
+def test_two_names_of_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = copy_project("tiny", tmp_path)
+    monkeypatch.chdir(project.root)
+    done = localize(project, "tiny", "--model", "other")
+    assert done.exit_code == 2
+    assert "`tiny` and `--model other` both name a model: give only one of them." in done.stderr

@@ -95,6 +95,7 @@ def test_a_written_choice_names_changed_files_and_missing_dependencies(root: Pat
         (("--budget", "ten"), "is no time from 1s to 24h"),
         (("--budget", "25h"), "is no time from 1s to 24h"),
         (("--limit", "nan", "--check"), "`--limit` is no number"),
+        (("--limit", "1.5"), "`--limit` belongs to `--check`"),
         (("--check", "--write"), "writes a new choice: leave out one of the two"),
         (("--check", "--for", "size"), "candidates from `lowering-times.json`: leave out `--for`"),
         (("--check", "--backend", "aoti", "--precision", "int8"), "leave out `--backend` and `--precision`"),
