@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> InferenceApp:
 
 def ask(app: InferenceApp, method: str, path: str, *body: bytes) -> tuple[int, Any]:
     """Send a request, whose body comes in parts; return status and JSON of the answer."""
+    sent = exchange(app, {"method": method, "path": path}, *body)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def exchange(app: InferenceApp, scope: Mapping[str, object], *body: bytes) -> list[Any]:
     sent: list[Any] = []
     parts = [
         {"type": "http.request", "body": part, "more_body": position + 1 < len(body)}
@@ -67,8 +73,8 @@ def ask(app: InferenceApp, method: str, path: str, *body: bytes) -> tuple[int, A
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app({"type": "http", "method": method, "path": path}, receive, send))
-    return sent[0]["status"], json.loads(sent[1]["body"])
+    asyncio.run(app({"type": "http", **scope}, receive, send))
+    return sent
 
 
 def tensor(name: str, datatype: str, data: object, shape: object) -> dict[str, object]:
@@ -120,7 +126,7 @@ def test_the_metadata_has_names_datatypes_and_shapes(server: InferenceApp) -> No
             ],
         },
     )
-    metadata = {"name": "hatch-lower", "version": hatch_lower.__version__, "extensions": []}
+    metadata = {"name": "hatch-lower", "version": hatch_lower.__version__, "extensions": ["binary_tensor_data"]}
     assert ask(server, "GET", "/v2") == (200, metadata)
 
 
@@ -199,7 +205,15 @@ WRONG = {
     ),
     "great floats": ({"inputs": [{**IMAGE, "data": [1, 1e39, 3, 4]}]}, "the `data` of `image` are outside the range"),
     "a great size": ({"inputs": [{**IMAGE, "data": [], "shape": [0, 1 << 70]}]}, "`image` is a list of sizes"),
-    "binary data": ({"inputs": [{"name": "image", "datatype": "FP32", "shape": [2, 2]}]}, "`binary_data=False`"),
+    "no data": (
+        {"inputs": [{"name": "image", "datatype": "FP32", "shape": [2, 2]}]},
+        "the tensor `image` has either `data` or the parameter `binary_data_size`",
+    ),
+    "parameters": ({"inputs": [{**IMAGE, "parameters": [1]}]}, "`parameters` is an object"),
+    "a form of outputs": (
+        {"inputs": [IMAGE, KINDS], "parameters": {"binary_data_output": 1}},
+        "`binary_data_output` is true or false",
+    ),
     "another dtype": ({"inputs": [{**IMAGE, "datatype": "FP64"}, KINDS]}, "method `forward`"),
 }
 
@@ -232,6 +246,68 @@ def test_any_failure_of_a_call_is_an_error_of_the_protocol(
 def test_a_request_that_is_no_object_is_an_error(server: InferenceApp, body: bytes) -> None:
     status, found = ask(server, "POST", "/v2/models/net/infer", body)
     assert (status, "JSON" in found["error"] or "object" in found["error"]) == (400, True)
+
+
+def binary(name: str, array: np.ndarray[Any, Any], datatype: str, **changed: object) -> dict[str, object]:
+    size = {"parameters": {"binary_data_size": array.nbytes}}
+    return {"name": name, "datatype": datatype, "shape": list(array.shape), **size, **changed}
+
+
+RATIO = np.array([[0, 2], [-3, 4]], "<f4")
+ONES = np.zeros((2, 1), "i1")
+BINARY = [binary("image", RATIO, "FP32"), binary("kinds", ONES, "INT8")]
+
+
+def send_binary(app: InferenceApp, request: object, *arrays: np.ndarray[Any, Any], length: object = None) -> Any:
+    """Send arrays behind a request; return status, JSON and the bytes behind."""
+    text = json.dumps(request).encode()
+    headers = [(b"inference-header-content-length", str(length or len(text)).encode())]
+    scope = {"method": "POST", "path": "/v2/models/net/infer", "headers": headers}
+    sent = exchange(app, scope, text, *(array.tobytes() for array in arrays))
+    headers, body = dict(sent[0]["headers"]), sent[1]["body"]
+    end = int(headers.get(b"inference-header-content-length", len(body)))
+    assert int(headers[b"content-length"]) == len(body)
+    return sent[0]["status"], json.loads(body[:end]), body[end:]
+
+
+def test_tensors_may_be_bytes_behind_the_json(server: InferenceApp) -> None:
+    request = {"inputs": BINARY, "parameters": {"binary_data_output": True}}
+    status, found, behind = send_binary(server, request, RATIO, ONES)
+    assert status == 200
+    assert [each["parameters"]["binary_data_size"] for each in found["outputs"]] == [16, 2]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = RATIO / ONES
+    assert behind == ratio.tobytes() + (ONES + 1).tobytes()
+    assert not np.isfinite(ratio).all()
+
+
+def test_each_tensor_chooses_its_form(server: InferenceApp) -> None:
+    outputs = [{"name": "more", "parameters": {"binary_data": True}}, {"name": "ratio"}]
+    request = {"inputs": [BINARY[0], KINDS], "outputs": outputs}
+    status, found, behind = send_binary(server, request, RATIO)
+    assert (status, behind) == (200, b"\x02\x03")
+    assert [each.get("data") for each in found["outputs"]] == [None, [0.0, 2.0, -1.5, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "arrays", "length", "said"),
+    [
+        (BINARY, [RATIO], None, "the binary data of `kinds` are not complete"),
+        (BINARY, [RATIO, ONES, ONES], None, "bytes of no input follow the JSON"),
+        ([BINARY[0], KINDS], [RATIO, ONES], 10**6, "`Inference-Header-Content-Length` is the number of bytes of"),
+        ([BINARY[0], KINDS], [RATIO], "-3", "`Inference-Header-Content-Length` is the number of bytes of the JSON"),
+        ([{**BINARY[0], "shape": [2, 3]}, KINDS], [RATIO], None, "the binary data of `image` have 24 bytes"),
+        ([{**BINARY[0], "data": [1]}, KINDS], [RATIO], None, "has either `data` or the parameter `binary_data_size`"),
+        ([binary("image", RATIO, "BOOL", shape=[16]), KINDS], [RATIO], None, "the binary data of `image` are 0 or 1"),
+        ([binary("image", RATIO[:0], "FP32", shape=[0, 1 << 70]), KINDS], [], None, "`image` is a list of sizes"),
+    ],
+)
+def test_wrong_binary_tensors_are_an_error(
+    server: InferenceApp, inputs: object, arrays: list[Any], length: object, said: str
+) -> None:
+    status, found, behind = send_binary(server, {"inputs": inputs}, *arrays, length=length)
+    assert (status, behind) == (400, b"")
+    assert said in found["error"]
 
 
 def test_numbers_that_json_lacks_are_an_error(server: InferenceApp) -> None:

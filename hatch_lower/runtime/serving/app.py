@@ -19,8 +19,17 @@ from typing import Any
 
 from hatch_lower.errors import InputError, LowerError, ProgramError
 from hatch_lower.format.served import FACTS
+from hatch_lower.runtime.serving.binary import HEADER
 from hatch_lower.runtime.serving.method import MethodCaller, load_served, open_served
-from hatch_lower.runtime.serving.protocol import VERSION, InferRequest, infer_answer, model_metadata, server_metadata
+from hatch_lower.runtime.serving.protocol import (
+    VERSION,
+    Answer,
+    Headers,
+    InferRequest,
+    infer_answer,
+    model_metadata,
+    server_metadata,
+)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -69,8 +78,11 @@ class InferenceApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        behind: bytes | None = None
         try:
-            status, value = 200, await self._value(scope["method"], scope["path"], receive)
+            status, value = 200, await self._value(scope, receive)
+            if isinstance(value, tuple):
+                value, behind = value
         except StatusError as error:
             status, value = error.status, {"error": str(error)}
         except InputError as error:
@@ -79,19 +91,26 @@ class InferenceApp:
             status, value = 500, {"error": str(error)}
         except Exception as error:  # an operator of torch may raise anything
             status, value = 500, {"error": f"the call failed: {type(error).__name__}: {error}"}
-        body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        body = text + (behind or b"")
+        headers = [(b"content-length", str(len(body)).encode())]
+        if behind is None:
+            headers += [(b"content-type", b"application/json")]
+        else:
+            headers += [(b"content-type", b"application/octet-stream"), (HEADER, str(len(text)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _value(self, method: str, path: str, receive: Receive) -> object:
+    async def _value(self, scope: Mapping[str, Any], receive: Receive) -> object:
+        """Return the JSON of an answer, or the pair of `infer_answer`."""
+        method, path = scope["method"], scope["path"]
         parts = path.strip("/").split("/")
         if parts[:2] == ["v2", "models"] and len(parts) > 2:
             rest = parts[3:]
             match rest[2:] if rest[:2] == ["versions", VERSION] else rest:
                 case ["infer"]:
                     check_verb(method, "POST")
-                    return await self._infer(self._model(parts[2]), receive)
+                    return await self._infer(self._model(parts[2]), scope.get("headers", ()), receive)
                 case ["ready"]:
                     check_verb(method, "GET")
                     return {"name": self._model(parts[2]).served.name, "ready": True}
@@ -105,9 +124,9 @@ class InferenceApp:
             return server_metadata() if len(parts) == 1 else {"live": True}
         raise StatusError(404, f"there is no `{path:.200}`")
 
-    async def _infer(self, caller: MethodCaller, receive: Receive) -> object:
+    async def _infer(self, caller: MethodCaller, headers: Headers, receive: Receive) -> Answer:
         body = await read_body(receive)
-        return await asyncio.to_thread(infer, caller, body)
+        return await asyncio.to_thread(infer, caller, body, headers)
 
     def _ready(self) -> Mapping[str, MethodCaller]:
         if self._models is None:
@@ -121,8 +140,8 @@ class InferenceApp:
         return models[name]
 
 
-def infer(caller: MethodCaller, body: bytes) -> object:
-    request = InferRequest(body, caller.served)
+def infer(caller: MethodCaller, body: bytes, headers: Headers) -> Answer:
+    request = InferRequest(body, headers, caller.served)
     return infer_answer(request, caller.served, caller.call(request.inputs))
 
 

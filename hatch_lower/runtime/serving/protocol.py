@@ -1,10 +1,10 @@
-"""JSON of the open inference protocol (version 2, as KServe and Triton have it) to NumPy arrays, and back."""
+"""Requests of the open inference protocol (version 2, as KServe and Triton have it) to NumPy arrays, and back."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,26 @@ import numpy as np
 import hatch_lower
 from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.format.served import DATATYPES, ServedMethod, ServedTensor
+from hatch_lower.runtime.serving.binary import (
+    EXTENSION,
+    BinaryInputs,
+    bytes_of,
+    is_binary,
+    read_flag,
+    split_body,
+    tensor_parameters,
+)
 
 Array = np.ndarray[Any, Any]
+Headers = Iterable[tuple[bytes, bytes]]
+Answer = tuple[dict[str, object], bytes | None]  # JSON, and the bytes of binary outputs, which follow the JSON
 VERSION = "1"  # of a server's model: a release of the distribution is a new set of files
 MOST_DIMENSIONS = 64
-NO_BINARY = "send tensors as JSON: the extension for binary tensors is not supported (`binary_data=False`)"
 NUMPY_DTYPES = {datatype: np.dtype(name) for name, datatype in DATATYPES.items()}
 
 
 def server_metadata() -> dict[str, object]:
-    return {"name": "hatch-lower", "version": hatch_lower.__version__, "extensions": []}
+    return {"name": "hatch-lower", "version": hatch_lower.__version__, "extensions": [EXTENSION]}
 
 
 def model_metadata(served: ServedMethod) -> dict[str, object]:
@@ -41,53 +51,64 @@ def tensor_metadata(tensor: ServedTensor) -> dict[str, object]:
 
 
 class InferRequest:
-    """A checked request: arrays by name, the id for the answer, and the names of the asked outputs."""
+    """A checked request: arrays by name, the id for the answer, and the asked outputs: name to binary or not.
 
-    def __init__(self, body: bytes, served: ServedMethod) -> None:
-        request = request_object(body)
+    `headers` are those of HTTP: pairs of a name in lower case and a value.
+    """
+
+    def __init__(self, body: bytes, headers: Headers, served: ServedMethod) -> None:
+        text, behind = split_body(body, headers)
+        request, binary = request_object(text), BinaryInputs(behind)
         self.id = request.get("id")
         if self.id is not None and not isinstance(self.id, str):
             raise wrong("`id` is a text", self.id)
         self.inputs: dict[str, Array] = {}
         for value in objects(request.get("inputs"), "inputs"):
-            name, array = read_tensor(value)
+            name, array = read_tensor(value, binary)
             if name in self.inputs:
                 raise wrong("each input is sent once", name)
             self.inputs[name] = array
+        binary.check_end()
+        default = read_flag(tensor_parameters(request), "binary_data_output", False)
         known = [tensor.name for tensor in served.outputs]
-        asked = [value.get("name") for value in objects(request.get("outputs") or [], "outputs")]
-        if unknown := [name for name in asked if name not in known]:
+        asked = objects(request.get("outputs") or [], "outputs")
+        if unknown := [value.get("name") for value in asked if value.get("name") not in known]:
             raise InputError(f"model `{served.name}` has no such output", found=nearest(str(unknown[0]), known))
-        self.outputs: list[str] = [str(name) for name in asked] or known
+        chosen = {str(value["name"]): is_binary(value, default) for value in asked}
+        self.outputs: dict[str, bool] = chosen or dict.fromkeys(known, default)
 
 
-def infer_answer(request: InferRequest, served: ServedMethod, outputs: Mapping[str, Array]) -> dict[str, object]:
-    """Return the answer to an inference request, as JSON. Raises `ProgramError` for numbers that JSON lacks."""
-    tensors = [written_tensor(name, outputs[name]) for name in request.outputs]
+def infer_answer(request: InferRequest, served: ServedMethod, outputs: Mapping[str, Array]) -> Answer:
+    """Return the answer to an inference request. Raises `ProgramError` for numbers that JSON lacks."""
+    tensors = [written_tensor(name, outputs[name], binary) for name, binary in request.outputs.items()]
     identified = {} if request.id is None else {"id": request.id}
-    return {"model_name": served.name, "model_version": VERSION, **identified, "outputs": tensors}
+    parts = [bytes_of(outputs[name]) for name, binary in request.outputs.items() if binary]
+    value = {"model_name": served.name, "model_version": VERSION, **identified, "outputs": tensors}
+    return value, b"".join(parts) if parts else None
 
 
-def written_tensor(name: str, array: Array) -> dict[str, object]:
+def written_tensor(name: str, array: Array, binary: bool) -> dict[str, object]:
+    written = {"name": name, "shape": list(array.shape), "datatype": DATATYPES[array.dtype.name]}
+    if binary:
+        return {**written, "parameters": {"binary_data_size": array.nbytes}}
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ProgramError(
             f"the output `{name}` has numbers that JSON cannot express",
             found="NaN or infinity",
-            hint="return finite numbers from the method, or call the model in Python",
+            hint="ask for binary outputs (`binary_data`), or return finite numbers from the method",
         )
-    return {
-        "name": name,
-        "shape": list(array.shape),
-        "datatype": DATATYPES[array.dtype.name],
-        "data": array.reshape(-1).tolist(),
-    }
+    return {**written, "data": array.reshape(-1).tolist()}
 
 
 def request_object(body: bytes) -> dict[str, Any]:
     try:
         request = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InputError("the request is no JSON", found=f"{type(error).__name__}: {error}", hint=NO_BINARY) from error
+        raise InputError(
+            "the request is no JSON",
+            found=f"{type(error).__name__}: {error}",
+            hint="if binary tensors follow the JSON, send the header `Inference-Header-Content-Length`",
+        ) from error
     if not isinstance(request, dict):
         raise wrong("the request is an object", request)
     return request
@@ -99,8 +120,8 @@ def objects(value: object, name: str) -> list[dict[str, Any]]:
     return value
 
 
-def read_tensor(value: Mapping[str, Any]) -> tuple[str, Array]:
-    """Return name and array of a request's tensor; its data are nested lists, or a flat list in the same order."""
+def read_tensor(value: Mapping[str, Any], binary: BinaryInputs) -> tuple[str, Array]:
+    """Return name and array of a request's tensor; data are nested lists, a flat list, or bytes in the same order."""
     name, shape, datatype = value.get("name"), value.get("shape"), value.get("datatype")
     if not isinstance(name, str):
         raise wrong("`name` of a tensor is a text", name)
@@ -112,11 +133,26 @@ def read_tensor(value: Mapping[str, Any]) -> tuple[str, Array]:
         or not all(type(size) is int and size >= 0 for size in shape)
     ):
         raise wrong(f"the `shape` of `{name}` is a list of sizes", shape)
-    if "data" not in value:
-        raise InputError(f"`{name}` has no `data`", found=", ".join(map(str, value)), hint=NO_BINARY)
+    size = tensor_parameters(value).get("binary_data_size")
+    if ("data" in value) == (size is not None):
+        raise InputError(
+            f"the tensor `{name}` has either `data` or the parameter `binary_data_size`",
+            found=", ".join(map(str, value)),
+        )
+    if size is None:
+        array = read_numbers(name, value["data"], shape, datatype)
+    else:
+        array = binary.take(name, size, shape, NUMPY_DTYPES[datatype])
+    try:
+        return name, array.reshape(shape)
+    except ValueError as error:  # a size beyond NumPy's, beside a size of 0
+        raise wrong(f"the `shape` of `{name}` is a list of sizes", shape) from error
+
+
+def read_numbers(name: str, value: object, shape: list[int], datatype: str) -> Array:
     dtype = NUMPY_DTYPES[datatype]
     try:
-        data = np.asarray(value["data"])
+        data = np.asarray(value)
     except (ValueError, OverflowError) as error:
         raise InputError(f"the `data` of `{name}` are no tensor", found=f"{type(error).__name__}: {error}") from error
     if data.dtype.kind not in ("biuf" if dtype.kind == "f" else "iu" if dtype.kind in "iu" else "b") and data.size:
@@ -129,10 +165,7 @@ def read_tensor(value: Mapping[str, Any]) -> tuple[str, Array]:
         raise InputError(
             f"the `data` of `{name}` are outside the range of {datatype}", found=f"{data.min()}, {data.max()}"
         )
-    try:
-        return name, array.reshape(shape)
-    except ValueError as error:  # a size beyond NumPy's, beside a size of 0
-        raise wrong(f"the `shape` of `{name}` is a list of sizes", shape) from error
+    return array
 
 
 def fits_dtype(data: Array, array: Array) -> bool:
