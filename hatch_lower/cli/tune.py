@@ -98,7 +98,7 @@ def tune(
     `lowering-times.json`. No build measures anything.
 
     `--check` ends with status 1 if a candidate is better than the written choice by more than the limit, and with
-    status 2 if a measurement fails.
+    status 2 if the written choice cannot be measured. Candidates without a measurement are listed.
     """
     refuse_beside_check(context)
     if not limit >= 1:

@@ -157,7 +157,8 @@ def verdict_lines(checked: CheckedModel) -> Iterator[str]:
     for name, ratio in checked.better.items():
         yield f"better: {ratio_words(name, ratio, choice)}; the limit is {checked.limit:g}"
     if not checked.better:
-        yield f"{choice.model}: no candidate is better than `{choice.recipe}` by more than {checked.limit:g}"
+        measured = "measured " if checked.left_out else ""
+        yield f"{choice.model}: no {measured}candidate is better than `{choice.recipe}` by more than {checked.limit:g}"
 
 
 def ratio_words(name: str, ratio: Interval, choice: TunedChoice) -> str:
