@@ -19,7 +19,7 @@ from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.init_checkpoint import checked_folder, checked_timm
 from hatch_lower.cli.output import show
 from hatch_lower.cli.proposal import NEEDS, proposal_lines, propose
-from hatch_lower.cli.replaced import spaced, with_line_ends
+from hatch_lower.cli.replaced import edited_text
 from hatch_lower.cli.scaffold import Package, find_package, module_package, weights_globs, write_package, write_stub
 from hatch_lower.config.checkpoint import checkpoint_of
 from hatch_lower.config.requirements import OWN_NAME, read_requirement
@@ -349,15 +349,11 @@ def set_list(table: Any, key: str, values: Sequence[str]) -> None:
 
 def replace_file(path: Path, declared: Declared) -> None:
     """Replace a project's file by its changed text, as a whole or not at all."""
-    import tomlkit
-
     path = Path(os.path.realpath(path))  # a link stays a link
-    before = path.read_bytes().decode()
-    document = tomlkit.parse(before)
-    edit(document, declared)
+    text = edited_text(path.read_bytes().decode(), lambda document: edit(document, declared))
     with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=path.parent) as beside:
         part = Path(beside, path.name)
-        part.write_bytes(spaced(with_line_ends(tomlkit.dumps(document), before), before).encode())
+        part.write_bytes(text.encode())
         shutil.copymode(path, part)
         read_pyproject(part)
         part.replace(path)

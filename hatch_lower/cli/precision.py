@@ -13,7 +13,7 @@ import click
 
 from hatch_lower.cli.arguments import json_option, open_here, root_option
 from hatch_lower.cli.output import count, show, show_report
-from hatch_lower.cli.replaced import refuse_read_only, replace_files, with_line_ends
+from hatch_lower.cli.replaced import edited_text, refuse_read_only, replace_files
 from hatch_lower.config.precision_file import FLOAT_MODULES, PRECISION_FILE
 from hatch_lower.config.settings import Settings
 from hatch_lower.config.tables import quote_key
@@ -183,8 +183,8 @@ def with_list(text: str, values: dict[str, Any], found: PrecisionFinding) -> str
     if not found.kept:
         del expected[found.model][found.recipe]
     expected = {model: recipes for model, recipes in expected.items() if recipes}
-    try:
-        document = tomlkit.parse(text)
+
+    def edit(document: Any) -> None:
         recipes: Any = document.setdefault(found.model, tomlkit.table(is_super_table=True))
         recipes.pop(found.recipe, None)
         if found.kept:
@@ -194,7 +194,9 @@ def with_list(text: str, values: dict[str, Any], found: PrecisionFinding) -> str
             recipes[found.recipe] = {FLOAT_MODULES: listed}
         if not recipes:
             del document[found.model]
-        after = with_line_ends(tomlkit.dumps(document), text)
+
+    try:
+        after = edited_text(text, edit)
         return after if tomllib.loads(after) == expected else None
     except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError):  # of unusual forms of tables
         return None

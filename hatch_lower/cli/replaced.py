@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from hatch_lower.driver.signals import uninterrupted
 from hatch_lower.errors import PackageError
+
+MARK = "#-above-"  # of a comment that is moved below its heading while tomlkit has the text
+ABOVE = re.compile(r"(?P<comments>(?:^[ \t]*#.*\n)+)(?P<heading>^[ \t]*\[.*\n)", re.MULTILINE)
+MARKED = re.compile(rf"(?P<heading>^[ \t]*\[.*\n)(?P<comments>(?:^[ \t]*{MARK}.*\n)+)", re.MULTILINE)
 
 
 def refuse_read_only(*files: Path) -> None:
@@ -40,6 +46,24 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
         with uninterrupted():
             for path, part in parts.items():
                 part.replace(path)
+
+
+def edited_text(before: str, edit: Callable[[Any], None]) -> str:
+    """Return a TOML text after `edit` has changed its tomlkit document; comments, line ends and empty lines stay.
+
+    tomlkit counts a comment above a heading to the table before: here the comment stays with the heading.
+    """
+    import tomlkit
+
+    document = tomlkit.parse(ABOVE.sub(mark_comments, before))
+    edit(document)
+    text = spaced(with_line_ends(tomlkit.dumps(document), before), before)
+    return MARKED.sub(lambda found: found["comments"].replace(MARK, "#") + found["heading"], text)
+
+
+def mark_comments(found: re.Match[str]) -> str:
+    comments = [line.replace("#", MARK, 1) for line in found["comments"].splitlines(keepends=True)]
+    return found["heading"] + "".join(comments)
 
 
 def with_line_ends(text: str, before: str) -> str:

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from hatch_lower.cli.matrix.engines import LOWER, METADATA, UPPER, Engine, minor_of, specifier_order
 from hatch_lower.cli.matrix.rows import TriedEngine
-from hatch_lower.cli.replaced import replace_files
+from hatch_lower.cli.replaced import edited_text, replace_files
 from hatch_lower.config.requirements import own_requirements, read_requirement, version_outside
 from hatch_lower.errors import ConfigError, refused_error
 from hatch_lower.frozen import Frozen
@@ -192,18 +192,19 @@ def minor_text(version: Version, following: int = 0) -> str:
 
 def edited_project(file: ProjectFile, changes: Mapping[tuple[Place, int], Narrowed]) -> bytes:
     """Return the project's file with the changes; raise `ConfigError` for a form that cannot be edited."""
-    import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
     text = file.data.decode("utf-8")
     expected = deepcopy(tomllib.loads(text))
     for (place, position), change in changes.items():
         list_at(expected, place)[position] = change.after
-    try:
-        document = tomlkit.parse(text)
+
+    def edit(document: Any) -> None:
         for (place, position), change in changes.items():
             list_at(document, place)[position] = change.after
-        found = tomlkit.dumps(document)
+
+    try:
+        found = edited_text(text, edit)
         is_right = tomllib.loads(found) == expected
     except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError):  # of unusual forms of tables
         is_right = False

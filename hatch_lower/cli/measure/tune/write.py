@@ -16,7 +16,7 @@ from typing import Any
 
 from hatch_lower.cli.measure.tune.candidates import TunedCandidate
 from hatch_lower.cli.measure.tune.choose import TunedModel
-from hatch_lower.cli.replaced import replace_files, spaced, with_line_ends
+from hatch_lower.cli.replaced import edited_text, replace_files
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.config.tables import HookTable, quote_key
 from hatch_lower.driver.measured import measured_calls
@@ -252,16 +252,13 @@ def hook_table(value: Any, keys: Sequence[str]) -> Any:
 
 def edited(files: WrittenFiles, wanted: Edit) -> bytes:
     """Return the project's file with the changes; raise `ConfigError` for a form that cannot be edited."""
-    import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
     text = files.data.decode("utf-8")
     values = tomllib.loads(text)
     expected = expected_values(values, files.keys, wanted)
     try:
-        document = tomlkit.parse(text)
-        edit_document(document, files.keys, wanted)
-        found = spaced(with_line_ends(tomlkit.dumps(document), text), text)
+        found = edited_text(text, lambda document: edit_document(document, files.keys, wanted))
         is_right = with_order(tomllib.loads(found)) == with_order(expected)
     except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError):  # of unusual forms of tables
         is_right = False
