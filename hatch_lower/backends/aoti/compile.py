@@ -12,6 +12,7 @@ import operator
 import os
 import platform
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,53 +151,65 @@ def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
 VERSION = "24"
 
 
-class AotiBackend(BackendDetails):
-    """Lowers a partition with AOTInductor; its delegate is `hatch_lower.backends.aoti.run:AotiDelegate`."""
+class InductorBackend:
+    """The equal parts of the backends that compile with inductor."""
 
     weight_free: ClassVar[bool] = True
 
     @classmethod
-    def copies(cls, constant: torch.Tensor) -> bool:
-        return may_copy(constant)
+    @abstractmethod
+    def compile_group(cls, programs: Sequence[ExportedProgram], specs: list[CompileSpec]) -> list[PreprocessResult]: ...
 
-    @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        (result,) = compile_partitions([edge_program], options_from_specs(compile_specs))
+    @classmethod
+    def preprocess(cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        (result,) = cls.compile_group([edge_program], compile_specs)
         return result
 
     @classmethod
     def preprocess_many(
         cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
     ) -> list[PreprocessResult]:
-        # inductor's settings hold for a single instruction set at a time
-        places: dict[AotiOptions, list[int]] = {}
+        # inductor's settings hold for a group of equal options at a time
+        places: dict[tuple[CompileSpec, ...], list[int]] = {}
         for place, specs in enumerate(compile_specs):
-            places.setdefault(options_from_specs(specs), []).append(place)
+            places.setdefault(tuple(specs), []).append(place)
         results_by_place: dict[int, PreprocessResult] = {}
         for options, group in places.items():
-            results = compile_partitions([edge_programs[place] for place in group], options)
+            results = cls.compile_group([edge_programs[place] for place in group], list(options))
             results_by_place |= zip(group, results, strict=True)
         return [results_by_place[place] for place in range(len(edge_programs))]
-
-    @classmethod
-    def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
-        return AotiPartitioner(parse_options(options))
 
     @classmethod
     def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
         return (torch_requirement(torch.__version__, None),)
 
     @classmethod
-    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        isa = options_from_specs(compile_specs).isa
-        settings, versions = digest_of(inductor_settings(isa)), sha256_bytes(TABLE.read_bytes())
-        return {"aoti": VERSION, "settings": settings, "versions": versions, **choose_compiler(isa).versions()}
-
-    @classmethod
     def tools(cls, options: Mapping[str, object]) -> Sequence[str]:
         # the compilers that `choose_compiler` looks for, and the assembler and linker that they run
         named = os.environ.get("CXX")
         return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
+
+
+class AotiBackend(InductorBackend, BackendDetails):
+    """Lowers a partition with AOTInductor; its delegate is `hatch_lower.backends.aoti.run:AotiDelegate`."""
+
+    @classmethod
+    def copies(cls, constant: torch.Tensor) -> bool:
+        return may_copy(constant)
+
+    @classmethod
+    def compile_group(cls, programs: Sequence[ExportedProgram], specs: list[CompileSpec]) -> list[PreprocessResult]:
+        return compile_partitions(programs, options_from_specs(specs))
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
+        return AotiPartitioner(parse_options(options))
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        isa = options_from_specs(compile_specs).isa
+        settings, versions = digest_of(inductor_settings(isa)), sha256_bytes(TABLE.read_bytes())
+        return {"aoti": VERSION, "settings": settings, "versions": versions, **choose_compiler(isa).versions()}
 
 
 def compile_partitions(programs: Sequence[ExportedProgram], options: AotiOptions) -> list[PreprocessResult]:

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.backends.aoti.compile import AotiRefusals, InductorPartitioner, debug_handles
+from hatch_lower.backends.aoti.compile import AotiRefusals, InductorBackend, InductorPartitioner, debug_handles
 from hatch_lower.backends.aoti.configuration import settings_isolated
 from hatch_lower.backends.aoti.library import LibraryPool
 from hatch_lower.backends.aoti.record import GeneratedCode, generate
@@ -64,32 +63,16 @@ class CudaPartitioner(InductorPartitioner):
         return AotiRefusals(frozenset(self.options.exclude), why_not_on_gpu)
 
 
-class CudaBackend(BackendDetails):
+class CudaBackend(InductorBackend, BackendDetails):
     """Lowers a partition with AOTInductor for NVIDIA GPUs; its delegate is `hatch_lower.backends.cuda.run`'s."""
-
-    weight_free: ClassVar[bool] = True
 
     @classmethod
     def copies(cls, constant: torch.Tensor) -> bool:
         return True  # a constant that is unaligned in its storage is copied for the kernels
 
-    @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        (result,) = compile_partitions([edge_program], options_from_specs(compile_specs))
-        return result
-
     @classmethod
-    def preprocess_many(
-        cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
-    ) -> list[PreprocessResult]:
-        places: dict[CudaOptions, list[int]] = {}
-        for place, specs in enumerate(compile_specs):
-            places.setdefault(options_from_specs(specs), []).append(place)
-        results_by_place: dict[int, PreprocessResult] = {}
-        for options, group in places.items():
-            results = compile_partitions([edge_programs[place] for place in group], options)
-            results_by_place |= zip(group, results, strict=True)
-        return [results_by_place[place] for place in range(len(edge_programs))]
+    def compile_group(cls, programs: Sequence[ExportedProgram], specs: list[CompileSpec]) -> list[PreprocessResult]:
+        return compile_partitions(programs, options_from_specs(specs))
 
     @classmethod
     def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
@@ -104,10 +87,6 @@ class CudaBackend(BackendDetails):
         return interpreting()
 
     @classmethod
-    def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
-        return (torch_requirement(torch.__version__, None),)
-
-    @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
         options, compiler = options_from_specs(compile_specs), choose_compiler()
         facts = [repr(GPUS[name]) for name in options.arch]
@@ -119,11 +98,6 @@ class CudaBackend(BackendDetails):
             **triton_versions(options.capabilities),
             **compiler.versions(),
         }
-
-    @classmethod
-    def tools(cls, options: Mapping[str, object]) -> Sequence[str]:
-        named = os.environ.get("CXX")
-        return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
 
 
 def compile_partitions(programs: Sequence[ExportedProgram], options: CudaOptions) -> list[PreprocessResult]:
