@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hatch_lower.cache.remote.policy import RemotePolicy
     from hatch_lower.config.settings import Settings
     from hatch_lower.driver.context import BuildContext
+    from hatch_lower.events import Reporter
     from hatch_lower.hatch.project import Project
 
 
@@ -123,6 +125,16 @@ def shared_cache(settings: Settings) -> RemotePolicy | None:
 def is_sent(settings: Settings) -> bool:
     policy = shared_cache(settings)
     return policy is not None and policy.push
+
+
+@contextmanager
+def temporary_context(project: Project, store: Store, reporter: Reporter) -> Iterator[BuildContext]:
+    """Yield the context of a build in a temporary folder, which is removed also at a signal."""
+    from hatch_lower.driver.context import build_context
+    from hatch_lower.driver.signals import ending_on_signals
+
+    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+        yield build_context(project.settings, project.view, Path(os.path.realpath(work)), store, reporter)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ import click
 
 from hatch_lower.cache.directory import VERSION, default_directory
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.arguments import json_option, open_here, root_option
+from hatch_lower.cli.arguments import json_option, open_here, root_option, temporary_context
 from hatch_lower.cli.output import Report, count, page, show, show_json
 from hatch_lower.errors import CacheError, size_text
 from hatch_lower.hatch.outside import open_project
@@ -173,8 +172,6 @@ def audit(root: Path, rate: float) -> None:
     rate below 1 takes a random sample.
     """
     from hatch_lower.driver.audit import audit_results as run_audit
-    from hatch_lower.driver.context import build_context
-    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.events import LineReporter
 
     def say(line: str) -> None:
@@ -182,8 +179,7 @@ def audit(root: Path, rate: float) -> None:
 
     project = open_project(root)
     store = open_store(os.environ, say)
-    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        context = build_context(project.settings, project.view, Path(os.path.realpath(work)), store, LineReporter(say))
+    with temporary_context(project, store, LineReporter(say)) as context:
         done = run_audit(context, rate, secrets.randbits(32))
     show([audit_text(done, len(project.settings.models))])
 

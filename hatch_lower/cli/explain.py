@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cli.arguments import json_option, open_here, root_option
+from hatch_lower.cli.arguments import json_option, open_here, root_option, temporary_context
 from hatch_lower.cli.output import Report, count, show_report
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.hatch.outside import open_project
@@ -51,16 +50,13 @@ def explain(model: str | None, root: Path, as_json: bool) -> None:
 
 def explain_report(project: Project, models: Sequence[str]) -> Report:
     from hatch_lower.driver.build import look_up
-    from hatch_lower.driver.context import build_context
     from hatch_lower.driver.explain import in_last_environment, read_history
-    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.events import NullReporter
 
     settings = project.settings
     store = open_here()
     last = read_history(store.directory, settings.root)
-    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        here = build_context(settings, project.view, Path(work), store, NullReporter())
+    with temporary_context(project, store, NullReporter()) as here:
         context, environment = in_last_environment(here, last)
         known = look_up(context)
     histories = {} if last is None else last.models

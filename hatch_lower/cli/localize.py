@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from hatch_lower.cli.arguments import (
     project_here,
     recipe_option,
     target_of,
+    temporary_context,
 )
 from hatch_lower.cli.output import Report, show, show_report
 from hatch_lower.driver.contents import WheelModels, find_contents
@@ -94,14 +94,11 @@ def localize(
 
 
 def findings_of(root: Project, model: str, wanted: Localization) -> Findings:
-    from hatch_lower.driver.context import build_context
-    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.driver.units import localize_in_child as look
     from hatch_lower.events import LineReporter
 
     reporter = LineReporter(lambda line: show([line], err=True))
-    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        context = build_context(root.settings, root.view, Path(work), open_here(), reporter)
+    with temporary_context(root, open_here(), reporter) as context:
         return look(context, model, wanted)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hatch_lower.cli.arguments import json_option, open_here, root_option
+from hatch_lower.cli.arguments import json_option, open_here, root_option, temporary_context
 from hatch_lower.cli.output import count, show, show_report
 from hatch_lower.cli.replaced import edited_text, refuse_read_only, replace_files
 from hatch_lower.config.precision_file import FLOAT_MODULES, PRECISION_FILE
@@ -103,14 +102,11 @@ def searched_recipe(settings: Settings, name: str, named: str | None) -> str:
 
 
 def finding_of(project: Project, model: str, wanted: PrecisionSearch) -> PrecisionFinding:
-    from hatch_lower.driver.context import build_context
-    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.driver.units import search_in_child
     from hatch_lower.events import LineReporter
 
     reporter = LineReporter(lambda line: show([line], err=True))
-    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        context = build_context(project.settings, project.view, Path(work), open_here(), reporter)
+    with temporary_context(project, open_here(), reporter) as context:
         return search_in_child(context, model, wanted)
 
 
