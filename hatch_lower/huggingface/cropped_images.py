@@ -19,12 +19,6 @@ from hatch_lower.huggingface.generation import CacheForm
 from hatch_lower.huggingface.refusals import refused_images
 from hatch_lower.huggingface.vision import ImageGenerator
 
-MODELS = ("llava_next", "llava_onevision")  # kinds of models
-
-
-def has_cropped_images(model: Any) -> bool:
-    return model.config.model_type in MODELS
-
 
 class CroppedImageGenerator(ImageGenerator):
     def __init__(self, model: Any, form: CacheForm) -> None:

@@ -70,25 +70,28 @@ def generator(module: PreTrainedModel) -> Model:
         EntryPointError: if the model has no cache of keys and values, computes other logits with a cache, or reads
             sounds in its prompts.
     """
-    from hatch_lower.huggingface.cropped_images import CroppedImageGenerator, has_cropped_images
-    from hatch_lower.huggingface.deep_images import DeepImageGenerator, has_deep_images
+    from hatch_lower.huggingface.cropped_images import CroppedImageGenerator
+    from hatch_lower.huggingface.deep_images import DeepImageGenerator
     from hatch_lower.huggingface.generation import Generator, generation_model
-    from hatch_lower.huggingface.pixtral import PixtralGenerator, reads_with_pixtral
+    from hatch_lower.huggingface.pixtral import PixtralGenerator
     from hatch_lower.huggingface.refusals import refuse_sounds
-    from hatch_lower.huggingface.sized_images import SizedImageGenerator, has_sized_images
+    from hatch_lower.huggingface.sized_images import SizedImageGenerator
     from hatch_lower.huggingface.vision import ImageGenerator, reads_images
 
     checked_module(module, "generator")
     if not reads_images(module):
         refuse_sounds(module)
         return generation_model(module, Generator)
-    kinds = {
-        CroppedImageGenerator: has_cropped_images,
-        SizedImageGenerator: has_sized_images,
-        DeepImageGenerator: has_deep_images,
-        PixtralGenerator: reads_with_pixtral,
+    kinds: dict[str, type[ImageGenerator]] = {
+        "llava_next": CroppedImageGenerator,
+        "llava_onevision": CroppedImageGenerator,
+        "qwen2_vl": SizedImageGenerator,
+        "qwen2_5_vl": SizedImageGenerator,
+        "qwen3_vl": DeepImageGenerator,
     }
-    return generation_model(module, next((kind for kind, is_so in kinds.items() if is_so(module)), ImageGenerator))
+    kind = kinds.get(module.config.model_type)
+    reader = PixtralGenerator if module.config.vision_config.model_type == "pixtral" else ImageGenerator
+    return generation_model(module, kind or reader)
 
 
 def as_pretrained(model: Any) -> PreTrainedModel:

@@ -20,12 +20,6 @@ from hatch_lower.huggingface.attention import Layers
 from hatch_lower.huggingface.generation import CacheForm
 from hatch_lower.huggingface.sized_images import SizedImageGenerator, attended
 
-MODEL = "qwen3_vl"  # kind of a model
-
-
-def has_deep_images(model: Any) -> bool:
-    return bool(model.config.model_type == MODEL)
-
 
 class DeepImageGenerator(SizedImageGenerator):
     def __init__(self, model: Any, form: CacheForm) -> None:

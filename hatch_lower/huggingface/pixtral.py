@@ -17,10 +17,6 @@ from hatch_lower.huggingface.generation import CacheForm
 from hatch_lower.huggingface.vision import ImageGenerator
 
 
-def reads_with_pixtral(model: Any) -> bool:
-    return bool(model.config.vision_config.model_type == "pixtral")
-
-
 class PixtralGenerator(ImageGenerator):
     def __init__(self, model: Any, form: CacheForm) -> None:
         self.merge = getattr(model.config, "spatial_merge_size", 1)

@@ -19,12 +19,6 @@ from hatch_lower.format.prompts import PIXELS
 from hatch_lower.huggingface.generation import CacheForm
 from hatch_lower.huggingface.vision import ImageGenerator
 
-MODELS = ("qwen2_vl", "qwen2_5_vl")  # kinds of models
-
-
-def has_sized_images(model: Any) -> bool:
-    return model.config.model_type in MODELS
-
 
 class SizedImageGenerator(ImageGenerator):
     position_rows = 3
