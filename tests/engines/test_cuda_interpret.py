@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 import torch
 from elftools.elf.elffile import ELFFile
 from support.exports import Workshop, settings_of
+from support.modules import Call
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional
@@ -43,15 +44,6 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
 ]
 compiles = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> object:
-        return self.function(*args)
 
 
 class Attention(nn.Module):
@@ -235,12 +227,12 @@ def cases() -> Mapping[str, Case]:
         "a BERT of dynamic size": Case(Encoder(), [sentence(2, 7), sentence(3, 16)], (words,) * 2),
         "a decoder's steps": Case(Decoder(), [(randn(1, 1, 32), torch.tensor([place])) for place in range(3)]),
         "constants of one shape, and state": Case(Alike(), [(randn(3, 8),)] * 3),
-        "numbers": Case(Function(numbers), [(randn(3, 33, 5) * 2,)], None, 2e-4),
-        "integers": Case(Function(integers), [(torch.randint(-9, 9, (4, 5)), torch.randint(-9, 9, (5, 4)))]),
-        "indices": Case(Function(indices), [(randn(6, 8), torch.tensor([5, 0, 3, 3]))]),
-        "float16": Case(Function(halves), [((randn(5, 33) * 3).to(half),)], None, 2e-3),
-        "bfloat16": Case(Function(halves), [((randn(5, 33) * 3).to(brain),)], None, 2e-2),
-        "float64": Case(Function(doubles), [(randn(5, 6, dtype=torch.float64),)], None, 1e-10),
+        "numbers": Case(Call(numbers), [(randn(3, 33, 5) * 2,)], None, 2e-4),
+        "integers": Case(Call(integers), [(torch.randint(-9, 9, (4, 5)), torch.randint(-9, 9, (5, 4)))]),
+        "indices": Case(Call(indices), [(randn(6, 8), torch.tensor([5, 0, 3, 3]))]),
+        "float16": Case(Call(halves), [((randn(5, 33) * 3).to(half),)], None, 2e-3),
+        "bfloat16": Case(Call(halves), [((randn(5, 33) * 3).to(brain),)], None, 2e-2),
+        "float64": Case(Call(doubles), [(randn(5, 6, dtype=torch.float64),)], None, 1e-10),
     }  # fmt: skip
 
 
@@ -248,7 +240,7 @@ CASES = cases()
 
 
 def export(case: Case) -> ExportedProgram:
-    dynamic = (case.dynamic,) if isinstance(case.module, Function) and case.dynamic else case.dynamic
+    dynamic = (case.dynamic,) if isinstance(case.module, Call) and case.dynamic else case.dynamic
     # the export must not change the state of the module that is compared
     program = torch.export.export(case.module.eval(), case.calls[0], dynamic_shapes=dynamic)
     return to_edge(program, keep=CudaBackend.partitioner({}).ops_to_not_decompose(program)[0])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from support.modules import Call
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -35,17 +36,8 @@ PORTABLE = {"portable-operators": True}
 STRICT = {**PORTABLE, "finite-only": False}
 
 
-class Module(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Any:
-        return self.function(*args)
-
-
 def lower(function: Callable[..., Any], *args: Tensor, **kwargs: Any) -> LoweredProgram:
-    program = torch.export.export(Module(function).eval(), args, **kwargs)
+    program = torch.export.export(Call(function).eval(), args, **kwargs)
     return to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(PORTABLE)]).to_executorch()
 
 
@@ -83,7 +75,7 @@ def test_calls_whose_kernels_give_fixed_sizes_are_left_where_sizes_are_dynamic(t
     sizes: Any = {"args": ({0: Dim("batch", max=8)}, {0: Dim("rows", max=8), 1: Dim("columns", min=4, max=8)})}
     args = torch.randn(2, 3, 6), torch.randn(2, 5)
     lowered = to_edge_transform_and_lower(
-        torch.export.export(Module(calls), args, dynamic_shapes=sizes),
+        torch.export.export(Call(calls), args, dynamic_shapes=sizes),
         partitioner=[ExecutorchBackend.partitioner(PORTABLE)],
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     ).to_executorch()
@@ -222,7 +214,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_kernel_cannot_do_stays_outside(name: str) -> None:
     function, args, operator, reason = REFUSED[name]
-    given = reasons(torch.export.export(Module(function), args))
+    given = reasons(torch.export.export(Call(function), args))
     assert given[operator].endswith(reason), given
 
 
@@ -232,7 +224,7 @@ def test_a_size_that_may_be_zero_counts_as_one_that_is() -> None:
 
     for least, left in ((0, {"aten.amax.default", "aten._log_softmax.default"}), (1, set())):
         sizes = {"args": ({0: Dim("rows", min=least, max=9)},)}
-        given = reasons(torch.export.export(Module(calls), (torch.ones(3, 4),), dynamic_shapes=sizes))
+        given = reasons(torch.export.export(Call(calls), (torch.ones(3, 4),), dynamic_shapes=sizes))
         assert {name for name, why in given.items() if why.endswith("and a dynamic size may be 0")} == left
 
 
@@ -263,7 +255,7 @@ def nan_keeping(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 def test_kernels_that_lose_nan_are_taken_for_finite_numbers_only(tmp_path: Path) -> None:
     x = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, -2.5, 3.0, INF, 0.5, NAN, -1.0, 2.0, -INF, 7.0, NAN])
     args = x, x.flip(0).roll(3).contiguous()
-    program = torch.export.export(Module(lambda *args: (nan_losing(*args), nan_keeping(*args))), args)
+    program = torch.export.export(Call(lambda *args: (nan_losing(*args), nan_keeping(*args))), args)
     left = {name for name, why in reasons(program, STRICT).items() if f"kernel for `{name}` gives other results" in why}
     assert left == NAN_LOSING.keys() - {"aten.max_pool2d.default"}
     partitioner = ExecutorchBackend.partitioner(PORTABLE)
@@ -276,7 +268,7 @@ def test_kernels_that_lose_nan_are_taken_for_finite_numbers_only(tmp_path: Path)
 
 
 def test_a_pool_that_xnnpack_lacks_is_taken_for_finite_numbers_only() -> None:
-    program = torch.export.export(Module(lambda x: functional.max_pool2d(x, 2)), (torch.ones(1, 4, 4),))
+    program = torch.export.export(Call(lambda x: functional.max_pool2d(x, 2)), (torch.ones(1, 4, 4),))
     assert not reasons(program)
     assert "`finite-only` is false" in reasons(program, STRICT)["aten.max_pool2d.default"]
 

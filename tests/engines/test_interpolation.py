@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from support.modules import Call
 from support.older import EXECUTORCH
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim
 
 import hatch_lower
@@ -44,18 +45,9 @@ PAIRS = [(26, 64), (26, 14), (28, 64), (56, 64), (14, 32), (112, 64), (25, 50), 
 FACTORS = (0.1, 0.5, 0.7, 1.0, 1.5, 1.7, 2.0, 2.5, 3.0, 3.7, 10.0, 41.0)
 
 
-class Apply(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
-
-
 def lower(function: Callable[..., Any], args: tuple[Tensor, ...], engine: str, dynamic: Any = None) -> LoweredProgram:
     shapes = None if dynamic is None else {"args": dynamic}
-    program = torch.export.export(Apply(function).eval(), args, dynamic_shapes=shapes, strict=False)
+    program = torch.export.export(Call(function).eval(), args, dynamic_shapes=shapes, strict=False)
     partitioner = find_backend(engine).partitioner({})
     return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
 
@@ -188,7 +180,7 @@ STATIC: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_nearest_elements_of_static_images_are_eagers(engine: str, tmp_path: Path) -> None:
-    function = Apply(lambda x: tuple(each(x) for each in STATIC.values()))
+    function = Call(lambda x: tuple(each(x) for each in STATIC.values()))
     lowered = compare(function, [(torch.randn(1, 3, 26, 16).abs(),)], engine, tmp_path)
     left = [name for name in lowered.reasons["forward"] if "upsample_nearest" in name]
     assert len(left) == {"onnxruntime": 0, "openvino": 2}[engine], reasons(lowered)
@@ -241,7 +233,7 @@ BILINEAR: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_bilinear_images_of_static_sizes_are_eagers(engine: str, tmp_path: Path) -> None:
-    function = Apply(lambda x: tuple(each(x) for each in BILINEAR.values()))
+    function = Call(lambda x: tuple(each(x) for each in BILINEAR.values()))
     tolerance = {"rtol": 1e-4, "atol": 1e-5}
     lowered = compare(function, [(torch.randn(1, 2, 5, 15),)], engine, tmp_path, tolerance=tolerance)
     left = [name for name in lowered.reasons["forward"] if "upsample_bilinear" in name]
@@ -255,7 +247,7 @@ def test_bilinear_images_of_static_sizes_are_eagers(engine: str, tmp_path: Path)
 def built(function: Callable[..., Any], args: tuple[Tensor, ...], engine: str, dynamic: Any = None) -> LoweredProgram:
     """Return a program as a build lowers it."""
     shapes = None if dynamic is None else {"args": dynamic}
-    program = torch.export.export(Apply(function).eval(), args, dynamic_shapes=shapes, strict=False)
+    program = torch.export.export(Call(function).eval(), args, dynamic_shapes=shapes, strict=False)
     turn = Turn({"forward": find_backend(engine).partitioner({})})
     lowered = lower_exported({"forward": program}, [turn], preserve_nodes=UNLIKE_EAGER).methods
     return LoweredProgram(programs_of(lowered), {}, {name: method.reasons for name, method in lowered.items()})
@@ -352,7 +344,7 @@ def test_places_between_elements_agree_for_many_pairs_of_sizes() -> None:
 def places_of(function: Callable[..., Tensor], *args: Tensor, dynamic: Any = None, corners: bool = False) -> bool:
     """Return whether the only interpolation of a function may have more than 64 elements and rounded places."""
     shapes = None if dynamic is None else {"args": dynamic}
-    program = torch.export.export(Apply(function), args, dynamic_shapes=shapes, strict=False)
+    program = torch.export.export(Call(function), args, dynamic_shapes=shapes, strict=False)
     (node,) = (node for node in program.graph.nodes if "upsample" in str(node.target))
     return rounds_places(node, DECOMPOSED, corners=corners)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.exports import Workshop, settings_of
+from support.modules import Call
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -36,15 +37,6 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-
-class Apply(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def lowered_modules(module: nn.Module, *args: Any, dynamic: Any = None, **options: Any) -> list[Any]:
@@ -144,8 +136,8 @@ def no_cache() -> str:
 
 def test_options_of_providers_reach_the_plan_and_no_model(tmp_path: Path) -> None:
     table = [{"name": TENSORRT, "engine-cache": True}, {"name": CUDA, "use-tf32": True}, CPU]
-    alone = made_blob(tmp_path / "cpu", Apply(torch.relu), torch.randn(3))
-    optional = made_blob(tmp_path / "gpu", Apply(torch.relu), torch.randn(3), providers=table)
+    alone = made_blob(tmp_path / "cpu", Call(torch.relu), torch.randn(3))
+    optional = made_blob(tmp_path / "gpu", Call(torch.relu), torch.randn(3), providers=table)
     assert alone.info["providers"] == [CPU]
     assert optional.info["providers"] == table
     assert alone.path.read_bytes() == optional.path.read_bytes()
@@ -203,7 +195,7 @@ def test_arrays_on_the_host_are_computed_on_the_gpu_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions = Sessions(monkeypatch)
-    blob = made_blob(tmp_path, Apply(torch.relu), torch.randn(3), providers=[CUDA, CPU])
+    blob = made_blob(tmp_path, Call(torch.relu), torch.randn(3), providers=[CUDA, CPU])
     delegate = OnnxruntimeDelegate.load(replace(blob, computes_on="cuda:1"), [])
     assert sessions.asked[-1] == [(CUDA, {"device_id": "1", "use_tf32": "0"}), CPU]
     (result,) = delegate.run([np.array([-1, 0, 1], np.float32)])
@@ -214,7 +206,7 @@ def test_arrays_on_the_host_are_computed_on_the_gpu_of_the_recipe(
 def test_a_recipe_for_one_gpu_runs_on_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = Sessions(monkeypatch)
     table = [{"name": CUDA, "device-id": 1}, CPU]
-    blob = made_blob(tmp_path, Apply(torch.relu), torch.randn(3), providers=table)
+    blob = made_blob(tmp_path, Call(torch.relu), torch.randn(3), providers=table)
     sessions.asked.clear()
     with pytest.raises(UnavailableError) as caught:
         OnnxruntimeDelegate.load(replace(blob, computes_on="cuda:0"), [])
@@ -228,7 +220,7 @@ def test_a_recipe_for_one_gpu_runs_on_no_other(tmp_path: Path, monkeypatch: pyte
 
 def test_tensors_on_a_gpu_are_bound_on_the_gpu_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = Sessions(monkeypatch)
-    blob = made_blob(tmp_path, Apply(torch.relu), torch.randn(3), providers=[CUDA, CPU])
+    blob = made_blob(tmp_path, Call(torch.relu), torch.randn(3), providers=[CUDA, CPU])
     delegate = OnnxruntimeDelegate.load(replace(blob, device="cuda:1", computes_on="cuda:1"), [])
     assert sessions.asked[-1][0] == (CUDA, {"device_id": "1", "use_tf32": "0"})
     assert delegate._calls is not None
@@ -236,7 +228,7 @@ def test_tensors_on_a_gpu_are_bound_on_the_gpu_of_the_program(tmp_path: Path, mo
 
 
 def test_a_recipe_for_the_cpu_takes_no_tensors_on_a_gpu(tmp_path: Path) -> None:
-    blob = replace(made_blob(tmp_path, Apply(torch.relu), torch.randn(3)), device="cuda:0", computes_on="cuda:0")
+    blob = replace(made_blob(tmp_path, Call(torch.relu), torch.randn(3)), device="cuda:0", computes_on="cuda:0")
     with pytest.raises(UnavailableError) as caught:
         OnnxruntimeDelegate.load(blob, [])
     assert caught.value.what == "the recipe's execution providers do not compute on cuda:0"
@@ -256,7 +248,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> DeviceCalls:
     length = Dim("length", min=0, max=64)
     dynamic = {"args": ({0: length}, None)}
     return calls_on_cpu(
-        made_blob(tmp_path_factory.mktemp("calls"), Apply(mixed), torch.randn(5, 3), torch.randn(3, 4), dynamic=dynamic)
+        made_blob(tmp_path_factory.mktemp("calls"), Call(mixed), torch.randn(5, 3), torch.randn(3, 4), dynamic=dynamic)
     )
 
 
@@ -304,7 +296,7 @@ def test_results_of_known_sizes_are_torchs_memory_and_no_result_is_of_a_later_ca
 
 def test_a_result_of_a_size_that_no_input_has_is_copied(tmp_path: Path) -> None:
     length = Dim("length", max=64)
-    blob = made_blob(tmp_path, Apply(lambda x: torch.cat([x, x]) > 0), torch.randn(5), dynamic={"args": ({0: length},)})
+    blob = made_blob(tmp_path, Call(lambda x: torch.cat([x, x]) > 0), torch.randn(5), dynamic={"args": ({0: length},)})
     calls = calls_on_cpu(blob)
     assert calls._allocate(calls._outputs[0][3], {}, torch.bool) is None
     x = torch.randn(7)
@@ -316,7 +308,7 @@ def test_a_result_of_a_size_that_no_input_has_is_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool])
 def test_each_dtype_is_bound_as_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
     x = torch.tensor([[0, 1, 2], [3, 0, 5]]).to(dtype)
-    calls = calls_on_cpu(made_blob(tmp_path, Apply(lambda x: torch.cat([x, x], 1)), x))
+    calls = calls_on_cpu(made_blob(tmp_path, Call(lambda x: torch.cat([x, x], 1)), x))
     (result,) = calls.run([x])
     assert result.dtype == dtype
     assert torch.equal(result, torch.cat([x, x], 1))
@@ -337,7 +329,7 @@ def test_tensors_on_a_gpu_stay_there(tmp_path: Path) -> None:
     length = Dim("length", max=64)
     dynamic = {"args": ({0: length}, None)}
     given = torch.randn(5, 3), torch.randn(3, 4)
-    blob = made_blob(tmp_path, Apply(mixed), *given, dynamic=dynamic, providers=[CUDA, CPU])
+    blob = made_blob(tmp_path, Call(mixed), *given, dynamic=dynamic, providers=[CUDA, CPU])
     delegate = OnnxruntimeDelegate.load(replace(blob, device="cuda:0", computes_on="cuda:0"), [])
     stream = torch.cuda.Stream()
     for rows in (5, 1, 64):

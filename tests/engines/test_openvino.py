@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers operators
 import torch.nn.functional as F  # noqa: N812
+from support.modules import Call
 from support.quantized import conv_net, mlp, quantized, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 from torch._ops import OpOverload
@@ -64,19 +65,6 @@ Case = Callable[[Tensor, Tensor], Any]
 @pytest.fixture(autouse=True)
 def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
-
-
-class Call(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any], **state: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, value in state.items():
-            self.register_buffer(name, value)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def lower(module: nn.Module, *inputs: Any, shapes: Any = None, **options: Any) -> LoweredProgram:
@@ -1121,7 +1109,7 @@ def test_weights_alone_in_integers_are_multiplied_by_float32(tmp_path: Path) -> 
 def test_windows_that_are_not_few_and_known_are_left(shape: tuple[int, ...], sizes: Any, size: int) -> None:
     net = Call(lambda x: x.unfold(-1, size, 1).exp())
     with pytest.raises(EdgeViolationError, match=r"aten.unfold.default is not core ATen"):  # nobody took it
-        lower(net, torch.randn(shape), shapes={"inputs": (sizes,)})
+        lower(net, torch.randn(shape), shapes={"args": (sizes,)})
 
 
 def test_what_is_quantized_by_tensors_of_a_call_is_left() -> None:
@@ -1131,7 +1119,7 @@ def test_what_is_quantized_by_tensors_of_a_call_is_left() -> None:
 
     x, scales = torch.ones(4, 3, dtype=torch.int8), torch.rand(4)
     lowered = lower(Call(net), x, scales, torch.zeros(4, dtype=torch.int64))
-    assert "`inputs_1` is not a constant" in reasons(lowered).values()
+    assert "`args_1` is not a constant" in reasons(lowered).values()
 
 
 def test_a_weight_in_integers_that_is_used_both_ways_round_is_packed_for_one(tmp_path: Path) -> None:

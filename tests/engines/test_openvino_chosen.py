@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers operators
+from support.modules import Call
 from support.quantized import mlp, quantized, quiet, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 
@@ -26,15 +27,6 @@ from hatch_lower.backends.openvino.compile import OpenvinoBackend
 ops = torch.ops.quantized_decomposed
 BOUNDS = (-128, 127, 2.0**-12, torch.int8)
 FACTS = (-128, 127, torch.int8)
-
-
-class Call(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def lower(net: nn.Module, *inputs: Tensor, **options: Any) -> LoweredProgram:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from support.modules import Call
+from torch import Tensor
 from torch.export import Dim
 
 from hatch_lower import load
@@ -40,15 +41,6 @@ FREE = Dim("free", min=1)
 @pytest.fixture(autouse=True)
 def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
-
-
-class Call(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def lower(function: Callable[..., Any], *inputs: Tensor, shapes: Any = None) -> LoweredProgram:
@@ -130,7 +122,7 @@ def test_several_given_indices_are_compared_with_fixed_sizes_before_a_call(dtype
         bad[1] = wrong
         with pytest.raises(CallError, match="an index is out of range") as caught:
             model(x, bad, second)
-        assert caught.value.where == "`inputs_1` of method `forward`"
+        assert caught.value.where == "`args_1` of method `forward`"
         assert caught.value.found == f"{wrong} at [1, 0], where a table has 4 rows"
         assert caught.value.hint == "give indices from -4 to 3"
         torch.testing.assert_close(model(x, first, second), net(x, first, second))
