@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from support.exports import Workshop, files_of, packaged, settings_of, write_folder, write_wheel
+from support.exports import Workshop, packaged, packaged_report, settings_of, write_folder, write_wheel
 from support.installed import update_entries
 from support.kept_events import Events
 from support.lowered import install
@@ -25,7 +25,6 @@ from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import UnavailableError
-from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.emit.constants import constants_bytes
@@ -691,8 +690,7 @@ def test_a_method_that_rounds_to_integers_may_be_a_step_apart(shop: Workshop, tm
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HATCH_LOWER_CACHE", "off")
         report, _ = shop.build(source, settings_of(Recipe("default")))
-    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {"net": report.manifest})
-    files = {"manifest.json": write_manifest(manifest), **files_of(report)}
+    files = packaged_report(report)
 
     def off(tensor: torch.Tensor) -> torch.Tensor:
         tensor[0, 0] += tensor.abs().max() / 130

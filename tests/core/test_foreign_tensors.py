@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.exports import Workshop, files_of, settings_of
+from support.exports import Workshop, packaged_report, settings_of, write_folder
 from support.kept_events import Events
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,7 +18,6 @@ import hatch_lower
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import InputError
-from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 
@@ -40,12 +39,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         source = capture_model("net", Model(Net().eval(), {"forward": method}), Events())
         recipe = Recipe("default", (BackendChoice(request.param),) if request.param else ())
         report, _ = Workshop(folder).build(source, settings_of(recipe))
-    manifest = Manifest("net", "1.0", "0.1.0", torch.__version__, {}, {"net": report.manifest})
-    for name, content in {"manifest.json": write_manifest(manifest), **files_of(report)}.items():
-        path = folder / "_lowered" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return hatch_lower.load(folder / "_lowered")
+    return hatch_lower.load(write_folder(folder / "_lowered", packaged_report(report)))
 
 
 def freed() -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from support.exports import Workshop, files_of, settings_of, write_folder
+from support.exports import Workshop, packaged_report, settings_of, write_folder
 from support.kept_events import Events
 from support.venv import REPOSITORY
 
@@ -31,7 +31,7 @@ from hatch_lower.driver.protocol import ChildRequest, answer_of
 from hatch_lower.driver.sbom.document import with_metrics
 from hatch_lower.errors import EntryPointError, LowerError, VerificationError
 from hatch_lower.events import Event
-from hatch_lower.format.manifest import Manifest, MetricEntry, read_manifest, write_manifest
+from hatch_lower.format.manifest import MetricEntry, read_manifest
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import NOT_ASKED, ModelResult, metric_text
 from hatch_lower.hatch.terminal import metric_lines
@@ -324,8 +324,7 @@ def test_a_mismatch_in_a_low_precision_without_a_metric_advises_a_metric() -> No
 def measured_folder(shop: Workshop, plain: CapturedModel, name_metric: Callable[..., None], tmp_path: Path) -> Path:
     name_metric(by_recipe(eager=0.97, default=0.965))
     report, _ = shop.build(plain, gated(REFERENCE))
-    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {"net": report.manifest})
-    return write_folder(tmp_path / "_lowered", {"manifest.json": write_manifest(manifest), **files_of(report)})
+    return write_folder(tmp_path / "_lowered", packaged_report(report))
 
 
 def test_numbers_stand_in_manifest_inspection_page_and_bench(measured_folder: Path) -> None:

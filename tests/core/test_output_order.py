@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.exports import Workshop, files_of, key_of, settings_of, write_folder
+from support.exports import Workshop, files_of, key_of, packaged_report, settings_of, write_folder
 from support.kept_events import Events
 from torch import Tensor, nn
 from torch.export import Dim
@@ -19,7 +19,6 @@ import hatch_lower
 from hatch_lower import Method, Model
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.output_order import OutputLayout, in_eagers_order, layouts_of
 from hatch_lower.runtime.torch_private import tensors
@@ -74,9 +73,8 @@ def build(
     """Return a loaded model, and what its build noted."""
     recipe = Recipe("default", (BackendChoice(backend),) if backend else ())
     report, events = Workshop(folder).build(captured(module, tokens, sizes), settings_of(recipe))
-    manifest = Manifest("net", "1.0", "0.1.0", torch.__version__, {}, {"net": report.manifest})
-    files = {"manifest.json": write_manifest(manifest), **files_of(report)}
-    return hatch_lower.load(write_folder(folder / "_lowered", files), arrays=arrays), events.notes()
+    written = write_folder(folder / "_lowered", packaged_report(report))
+    return hatch_lower.load(written, arrays=arrays), events.notes()
 
 
 def strides(outputs: Any) -> list[tuple[int, ...] | None]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.exports import Workshop, files_of, settings_of
+from support.exports import Workshop, packaged_report, settings_of, write_folder
 from support.kept_events import Events
 from torch import nn
 from torch.export import Dim
@@ -21,7 +21,6 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import EmptyError
 from hatch_lower.format.expression import Compound
-from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.runtime.inputs import is_growing
@@ -69,12 +68,7 @@ def loaded(
     shop = Workshop(folder)
     source = capture_model("net", Model(module.eval(), {"forward": Method(args, dynamic_shapes=sizes)}), Events())
     report, _ = shop.build(source, settings_of(Recipe("default", (BackendChoice(backend),))))
-    manifest = Manifest("net", "1.0", "0.1.0", torch.__version__, {}, {"net": report.manifest})
-    for name, content in {"manifest.json": write_manifest(manifest), **files_of(report)}.items():
-        path = folder / "_lowered" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return hatch_lower.load(folder / "_lowered", arrays=arrays)
+    return hatch_lower.load(write_folder(folder / "_lowered", packaged_report(report)), arrays=arrays)
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.exports import Workshop, files_of, settings_of
+from support.exports import Workshop, packaged_report, settings_of, write_folder
 from support.kept_events import Events
 
 import hatch_lower
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.huggingface.declare import generator
 from hatch_lower.pipeline.capture import capture_model
 
@@ -44,12 +43,7 @@ def test_a_language_model_generates_without_torch(kind: str, engine: str, tmp_pa
     module = transformers.AutoModelForCausalLM.from_config(config)
     source = capture_model("net", generator(module.eval()), Events())
     report, _ = Workshop(tmp_path).build(source, settings_of(Recipe("default", (BackendChoice(engine),))))
-    manifest = Manifest("net", "1.0", "0.1.0", torch.__version__, {}, {"net": report.manifest})
-    for name, content in {"manifest.json": write_manifest(manifest), **files_of(report)}.items():
-        path = tmp_path / "_lowered" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    model = hatch_lower.load(tmp_path / "_lowered", arrays="numpy")
+    model = hatch_lower.load(write_folder(tmp_path / "_lowered", packaged_report(report)), arrays="numpy")
     prompt = np.array([[5, 17, 3, 9]])
     options = {"max_new_tokens": 8, "eos_token_id": 1}
     expected = module.generate(torch.from_numpy(prompt), do_sample=False, **options)

@@ -151,6 +151,12 @@ def files_of(report: ModelReport) -> dict[str, bytes]:
     return {file.path: file.source.read_bytes() for file in report.files}
 
 
+def packaged_report(report: ModelReport, name: str = "net") -> dict[str, bytes]:
+    """Return the files of a `_lowered` folder with a report's model."""
+    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {name: report.manifest})
+    return {"manifest.json": write_manifest(manifest), **files_of(report)}
+
+
 def packaged(
     shop: Workshop, source: str = SOURCE, settings: Settings | None = None, *, name: str = "net"
 ) -> dict[str, bytes]:
@@ -158,8 +164,7 @@ def packaged(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HATCH_LOWER_CACHE", "off")
         report, _ = shop.build(shop.capture(source), settings)
-    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {name: report.manifest})
-    return {"manifest.json": write_manifest(manifest), **files_of(report)}
+    return packaged_report(report, name)
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
