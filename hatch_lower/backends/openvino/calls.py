@@ -104,7 +104,6 @@ def fits_integers(source: Node, limits: torch.iinfo) -> bool:
 
 
 def has_whole_numbers(node: Node) -> bool:
-    """Return whether all numbers of a value are whole."""
     pending: list[object] = [node]
     seen: set[Node] = set()
     while pending:

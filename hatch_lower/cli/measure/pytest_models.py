@@ -71,7 +71,6 @@ def uses_fixture(metafunc: pytest.Metafunc) -> bool:
 
 
 def names_methods(metafunc: pytest.Metafunc) -> bool:
-    """Return whether a test names its methods."""
     names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize") if mark.args]
     return any(FIXTURE in (each.replace(",", " ").split() if isinstance(each, str) else each) for each in names)
 

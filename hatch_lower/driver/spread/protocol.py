@@ -256,7 +256,6 @@ CONTENTS = MAC + DIGEST_BYTES
 
 
 def write_unit_answer(answer: UnitAnswer, entries: Collection[UnitEntry], secret: str) -> bytes:
-    """Return an answer with its entries."""
     text = canonical_json(encode(answer))
     bundle = write_entries(entries)
     length = len(text).to_bytes(LENGTH_BYTES, "big")

@@ -155,7 +155,6 @@ def lower_exported(
     steps: LoweringSteps | None = None,
     before: DelegatedMethods | None = None,
 ) -> DelegatedMethods:
-    """Lower all methods of a model."""
     # `before` is an earlier result for the same methods and partitioners: only the turns run again. An operation that
     # any partitioner wants whole (`ops_to_not_decompose`) stays whole for all partitioners, in any order; so do
     # operators of `preserve` and chosen calls of `preserve_nodes`. `passes` run over a method's edge program before the

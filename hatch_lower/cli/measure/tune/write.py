@@ -111,7 +111,6 @@ def fallback(tuned: TunedModel) -> list[str]:
 
 
 def write_choices(files: WrittenFiles, settings: Settings, tuned: Sequence[TunedModel]) -> Written:
-    """Write choices and evidence."""
     evidence = files.evidence
     changes = [change_of(each, settings, evidence) for each in tuned]
     for each in tuned:
