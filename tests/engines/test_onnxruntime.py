@@ -41,6 +41,8 @@ from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.lower import line_on_finite, line_on_ranges
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob, Place
+from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
+from hatch_lower.runtime.torch_private.unimported import numbers
 
 pytest.importorskip("onnxscript")
 if find_spec("onnxruntime") is None:
@@ -692,6 +694,24 @@ def test_a_recurrent_network_is_an_operator_for_each_layer(
     operators = model_operators(lowered)
     assert sum(operators.count(name) for name in ("LSTM", "GRU", "RNN")) == options.get("num_layers", 1)
     assert len(operators) < 80  # for 40 steps
+
+
+@recurrent
+@pytest.mark.skipif(numbers(torch.__version__) < (2, 13), reason="torch.export fixes the number of steps until 2.12")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_network_takes_sequences_of_any_length(tmp_path: Path, kind: Callable[..., nn.Module]) -> None:
+    dynamic = {"input": {0: Dim("length", min=1, max=64), 1: Dim("batch", min=1, max=9)}}
+    module = kind(3, 8).eval()
+    with torch.no_grad():
+        with recurrent_shapes():
+            program = torch.export.export(module, (torch.randn(6, 2, 3),), dynamic_shapes=dynamic)
+        edge = to_edge_transform_and_lower(program, partitioner=[OnnxruntimeBackend.partitioner({})])
+        lowered = edge.to_executorch()
+        model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+        for length, batch in ((6, 2), (1, 1), (64, 5)):
+            call = torch.randn(length, batch, 3)
+            pytree.tree_map(assert_same, model(call), module(call))
+    assert kind.__name__ in model_operators(lowered)
 
 
 @recurrent

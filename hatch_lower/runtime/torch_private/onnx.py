@@ -9,10 +9,13 @@ from torch.fx import GraphModule
 from torch.onnx._internal.exporter import _core, _registration
 from torch.onnx._internal.fx import passes
 
+from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
+
 
 def promote_types(module: GraphModule) -> None:
     """Make the implicit dtype conversions of operators explicit in a graph, in place."""
-    passes.InsertTypePromotion(module).run()
+    with recurrent_shapes():  # the pass runs the graph on fake tensors, whose steps would fix a dynamic length
+        passes.InsertTypePromotion(module).run()
 
 
 def translate_fx_graph(module: GraphModule, model: Any, registry: Any) -> dict[str, Any]:
