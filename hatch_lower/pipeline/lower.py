@@ -11,7 +11,7 @@ from typing import Any
 from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.config.settings import Recipe
-from hatch_lower.errors import BackendError
+from hatch_lower.errors import BackendError, EdgeError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.backend.backend_api import DelegatedMethod
 from hatch_lower.exir.backend.backend_details import BackendNote
@@ -25,6 +25,7 @@ from hatch_lower.exir.passes.remove_mixed_type_operators import RemoveMixedTypeO
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.heal import Attempt, Healing
 from hatch_lower.pipeline.model_build import BuildInputs, KeptLowering, Services, place_of
+from hatch_lower.pipeline.parameters import user_input_values
 from hatch_lower.pipeline.sandbox import backend_guard
 
 FINITE_ONLY = "finite-only"
@@ -57,6 +58,7 @@ def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, at
         before=None if before is None else before.methods,
     )
     for method in source.methods:
+        check_sizes(f"{place_of(source.name, recipe)}, method `{method.name}`", method)
         if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):
             reporter.report(Event("compile", "note", source.name, recipe.name, method.name, detail=line))
     for backend in recipe.backends:
@@ -141,6 +143,21 @@ def shares_of(lowered: Mapping[str, DelegatedMethod]) -> dict[str, float]:
     built = {name: method.partitions - method.reused for name, method in lowered.items()}
     total = sum(built.values())
     return {name: count / total if total else 1 / len(built) for name, count in built.items()}
+
+
+def check_sizes(where: str, method: CapturedMethod) -> None:
+    """Refuse a lowering that gave a declared size a number, which holds for all programs with the same symbols."""
+    sizes = [size for value in user_input_values(method.program) for size in getattr(value, "shape", ())]
+    symbols = {str(symbol) for size in sizes if not isinstance(size, int) for symbol in size.node.expr.free_symbols}
+    fixed = sorted(name for symbol, name in method.dimensions.items() if symbol not in symbols)
+    if fixed:
+        raise EdgeError(
+            "a dynamic size became a fixed size in the lowering",
+            where=where,
+            found=f"{', '.join(f'`{name}`' for name in fixed)} has no range any more",
+            hint="leave the backends out of the recipe one by one, and report the fault to the authors of the backend"
+            " that fixes the size; or omit the dimension in `dynamic_shapes`",
+        )
 
 
 def line_on_ranges(method: CapturedMethod, reasons: Iterable[str]) -> str:

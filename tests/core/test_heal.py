@@ -15,7 +15,7 @@ from support.kept_events import Events
 from hatch_lower.cache.store import open_store
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import BackendError, VerificationError
+from hatch_lower.errors import BackendError, EdgeError, VerificationError
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.manifest import LeftOut
 from hatch_lower.format.record import ModelReport
@@ -189,6 +189,19 @@ def test_a_backend_that_refuses_everything_fails_the_build(shop: Workshop) -> No
 def test_a_backend_without_its_libraries_fails_the_build(shop: Workshop) -> None:
     with faulty(incomplete=True), pytest.raises(BackendError, match="OSError: no compiler"):
         build(shop)
+
+
+def test_a_backend_that_fixes_a_dynamic_size_fails_the_build(shop: Workshop) -> None:
+    source = SOURCE.replace("(3, 4),)", '(3, 4),), dynamic_shapes={"x": {0: torch.export.Dim("rows", max=9)}}')
+    with faulty(fixes_sizes=True), pytest.raises(EdgeError) as caught:
+        build(shop, source=source)
+    assert str(caught.value) == (
+        "a dynamic size became a fixed size in the lowering\n"
+        "  where: model `net`, recipe `default`, method `forward`\n"
+        "  found: `rows` has no range any more\n"
+        "  to do: leave the backends out of the recipe one by one, and report the fault to the authors of the backend"
+        " that fixes the size; or omit the dimension in `dynamic_shapes`"
+    )
 
 
 LOOP = """\

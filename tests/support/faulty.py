@@ -47,6 +47,7 @@ class Faults:
     not_loaded: tuple[str, ...] = ()
     not_run: tuple[str, ...] = ()
     refuses_all: bool = False
+    fixes_sizes: bool = False  # reads each dynamic size as a number
     incomplete: bool = False  # a library of it is missing
 
 
@@ -73,6 +74,9 @@ class FaultyBackend(BackendDetails):
             raise ValueError(f"no kernel for {', '.join(refused) or 'anything'}")
         wrong = {*faults.wrong, *(one for one, other in faults.wrong_pairs if other in there)}
         copied = copy_program(edge_program)
+        for node in copied.graph.nodes if faults.fixes_sizes else ():
+            if isinstance(value := node.meta.get("val"), torch.Tensor):
+                list(map(int, value.shape))
         for node in copied.graph.nodes:
             if node.op == "call_function" and name_of(node) in wrong:
                 node.target = SWAPPED[name_of(node)]
