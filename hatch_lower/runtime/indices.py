@@ -14,7 +14,13 @@ from hatch_lower.runtime.arrays import Arrays
 # of operators whose first argument is a table, and that take no negative index: the positions of the dimension (`None`:
 # always 0) and of the indices
 LOOKUPS: Mapping[str, tuple[int | None, int]] = {
-    "aten.embedding.default": (None, 1),
+    **dict.fromkeys(
+        (
+            *("aten.embedding.default", "aten.embedding_bag.padding_idx"),
+            *("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"),
+        ),
+        (None, 1),
+    ),
     **dict.fromkeys(
         (
             *("aten.gather.default", "aten.index_select.default", "aten.scatter.src", "aten.scatter.value"),
@@ -30,6 +36,7 @@ LARGEST = (2**31 - 1, 2**63 - 1)  # into these an engine's program turns a negat
 # the words of engines, with the index and the last row; the index and the number of rows; the number of rows
 ONNXRUNTIME_WORDS = re.compile(r"\bidx=(-?\d+) must be within (?:the inclusive range )?\[-?\d+, ?(\d+)\]")
 TORCH_WORDS = re.compile(r"\bindex (-?\d+) is out of bounds for dimension \d+ with size (\d+)")
+BAG_WORDS = re.compile(r"\binput takes value (-?\d+) which is not in the valid range \[0, (\d+)\)")
 INDUCTOR_WORDS = re.compile(r"\bindex out of bounds: 0 <= \w+ < (\d+)")
 
 
@@ -168,7 +175,7 @@ def told_range(words: str) -> tuple[int | None, int]:
     """Return the index, if known, and the number of rows in an engine's words; 0 rows without such words."""
     if match := ONNXRUNTIME_WORDS.search(words):
         return int(match[1]), int(match[2]) + 1
-    if match := TORCH_WORDS.search(words):
+    if match := TORCH_WORDS.search(words) or BAG_WORDS.search(words):
         return int(match[1]), int(match[2])
     match = INDUCTOR_WORDS.search(words)
     return None, int(match[1]) if match else 0

@@ -18,7 +18,9 @@ from hatch_lower.runtime.arrays import Arrays, same_layout
 
 # messages of torch, its native code and ONNX Runtime; not Python's message for lists, which is no fault of the caller
 BAD_INDEX = re.compile(
-    r"(?<!list )(?<!tuple )\bindex(?: \S+)? (?:is )?out of (?:range|bounds)|\bindices element out of data bounds", re.I
+    r"(?<!list )(?<!tuple )\bindex(?: \S+)? (?:is )?out of (?:range|bounds)|\bindices element out of data bounds"
+    r"|\binput takes value -?\d+ which is not in the valid range|\bfound idx to be -?\d+",
+    re.I,
 )
 FRAMES = re.compile(r"\s*^frame #\d.*", re.DOTALL | re.MULTILINE)  # of C++, which torch's native code adds
 

@@ -212,6 +212,26 @@ extern "C"  void  checked(float* out_ptr0)
 """
 
 
+BAGS = ["portable", "reference", pytest.param("aoti", marks=pytest.mark.rest)]
+
+
+@pytest.mark.parametrize("engine", BAGS)
+@pytest.mark.parametrize("mode", ["sum", "max"])
+def test_an_index_that_a_bag_lacks_is_an_error_with_the_index(tmp_path: Path, engine: str, mode: str) -> None:
+    offsets = torch.tensor([0, 2])
+    model = saved(nn.EmbeddingBag(ROWS, 4, mode=mode), engine, tmp_path, torch.tensor([1, 2, 3]), offsets)
+    for wrong in (-1, ROWS):
+        with pytest.raises(CallError) as caught:
+            model(torch.tensor([1, wrong, 3]), offsets)
+        assert str(wrong) in (caught.value.found or "")
+        if isinstance(caught.value, IndexRangeError):
+            assert caught.value.where == "`input` of method `forward`"
+            assert caught.value.hint == f"give indices from 0 to {ROWS - 1}"
+        else:  # the words of the compiled code do not have the number of rows
+            assert (engine, mode) == ("aoti", "max")
+            assert caught.value.hint == "look at the values of the arguments: an index is out of range"
+
+
 def test_no_error_leaves_a_loop_that_threads_share() -> None:
     head, plain, checked = contain_errors(KERNELS).split('extern "C"')
     assert "struct FirstError" in head
