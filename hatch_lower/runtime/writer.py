@@ -264,7 +264,15 @@ class MethodWriter:
         carried = [f"*{out}", *self._arguments(loop.extra, scope)]
         condition = self._call_graph(loop.condition, f"{path}.condition.", carried, scope)
         body = self._call_graph(loop.body, f"{path}.body.", carried, scope)
-        return [f"{out} = {tuple_code(args)}", f"while {condition}[0]: {out} = {body}"]
+        # eager's loop without a step returns copies
+        copy = self.names.bind("copy", partial(copy_array, self._arrays), "copy")
+        every = self.names.bind("map", map, "map")
+        return [
+            f"{out} = {tuple_code(args)}",
+            f"if {condition}[0]:",
+            *indent_lines([f"{out} = {body}", f"while {condition}[0]: {out} = {body}"]),
+            f"else: {out} = [*{every}({copy}, {out})]",
+        ]
 
     def _rows_code(self, loop: Map | Scan, args: list[str], path: str, scope: GraphScope) -> str:
         function, given = self._write_function(loop.body, f"{path}.body.", scope)

@@ -464,6 +464,19 @@ def map_in_while(self: Any, x: torch.Tensor) -> Any:
     return while_loop(lambda index, value: index < 3, step, (torch.zeros((), dtype=torch.int64), x))
 
 
+def counted_down(self: Any, x: torch.Tensor) -> Any:
+    return while_loop(lambda value, steps: value.sum() > 0, lambda *now: (now[0] - 1, now[1] + 1), (x, torch.zeros(3)))
+
+
+def test_a_loop_without_a_step_returns_copies() -> None:
+    forward, x = module(counted_down), torch.zeros(3)
+    check(forward, (torch.ones(3),), (x,))
+    made = execute(emit(method(to_edge(export(forward, (torch.ones(3),))))))
+    value, _ = made.methods["forward"](x)
+    value.add_(1)
+    assert x.sum() == 0
+
+
 def scan_in_cond_in_map(self: Any, x: torch.Tensor) -> Any:
     def row(row: torch.Tensor) -> torch.Tensor:
         def yes(row: torch.Tensor) -> torch.Tensor:
