@@ -138,6 +138,7 @@ def own_calls() -> Iterator[Call]:
     for dtype in DTYPES:
         yield from movements(dtype)
         yield from comparisons(dtype)
+        yield from reductions(dtype)
     for dtype in (torch.float16, torch.float32, torch.float64):
         yield from computations(dtype)
         yield from selections(dtype)
@@ -195,6 +196,21 @@ def comparisons(dtype: torch.dtype) -> Iterator[Call]:
     if dtype is not torch.bool:
         for bounds in ((1, 4), (None, 4), (2,), (5, 1)):
             yield aten.clamp.default, (values, *bounds), {}
+
+
+def reductions(dtype: torch.dtype) -> Iterator[Call]:
+    """Yield sums and products of integers that wrap around in eager."""
+    aten = torch.ops.aten
+    if dtype.is_floating_point or dtype is torch.bool:
+        return
+    extremes = torch.iinfo(dtype)
+    values = torch.tensor([[3] * 40, [extremes.max] * 40, [extremes.min + 1] * 40]).to(dtype)
+    for kwargs in ({}, {"dtype": torch.int32}) if dtype is torch.int32 else ({},):
+        for reduction in (aten.sum.default, aten.prod.default):
+            yield reduction, (values,), kwargs
+        for dim in (0, 1):
+            yield aten.sum.dim_IntList, (values, [dim]), kwargs
+            yield aten.prod.dim_int, (values, dim), kwargs
 
 
 def movements(dtype: torch.dtype) -> Iterator[Call]:

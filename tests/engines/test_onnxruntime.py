@@ -50,7 +50,7 @@ if find_spec("onnxruntime") is None:
 
 import onnx
 from onnxruntime_operators import choice, examine, examine_samples, write_table
-from onnxruntime_samples import Call, spread
+from onnxruntime_samples import Call, reductions, spread
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require_libraries
 from hatch_lower.backends.onnxruntime.library import CPU, SWITCH, import_onnxruntime
@@ -284,6 +284,16 @@ def test_numbers_of_every_type_are_eagers(dtype: torch.dtype, tmp_path: Path) ->
     x, y = torch.tensor([[1, 2, 3], [4, 120, 6]]), torch.tensor([[3, 2, 1], [0, 5, 100]])
     lowered = check(Apply(arithmetic), tmp_path, (x.to(dtype), y.to(dtype)))
     assert delegates(lowered)
+
+
+def test_sums_and_products_of_integers_wrap_around(tmp_path: Path) -> None:
+    def totals(narrow: Tensor, wide: Tensor) -> Any:
+        return wide.sum(dtype=torch.int32), wide.sum(1, dtype=torch.int32), wide.sum(1), wide.prod(1), narrow.prod()
+
+    wide = torch.tensor([[2**31 - 1, 2**31 - 1, 7], [2**31 - 1, 5, 2**30]], dtype=torch.int32)
+    given = torch.full((39,), 3, dtype=torch.int8), wide
+    model = hatch_lower.load(save_program(lower(Apply(totals), *given), tmp_path / "saved"))
+    torch.testing.assert_close(model(*given), totals(*given))
 
 
 def test_types_are_promoted_as_eager_does(tmp_path: Path) -> None:
@@ -874,6 +884,13 @@ def test_what_the_table_says_is_found_again(dtype: torch.dtype | None) -> None:
     assert not {name for name, _ in found.empty.keys() & claimed} - not_empty()
     assert len(found.fitting) >= 5
     assert found.failures or found.refused
+
+
+def test_reductions_that_do_not_wrap_around_are_found_out() -> None:
+    found = examine(reductions(torch.int32))
+    rows = {"prod.default": "int32 > int64", "prod.dim_int": "int32 > int64", "sum.default": "int32 > int32"}
+    assert {(f"aten.{name}", row) for name, row in rows.items()} <= found.failures.keys()
+    assert ("aten.sum.default", "int32 > int64") in found.fitting
 
 
 def test_operators_that_pass_over_nan_at_some_places_are_found_out() -> None:
