@@ -235,11 +235,13 @@ NUMBERS: Mapping[str, Case] = {
     "broadcast": lambda x, y: x * y[0:1] + y[:, :1, :1],
     "a number's tensor": lambda x, y: x[0, 0, 0] + y[1, 1, 1],
     "neg": lambda x, y: -x,
-    "where": lambda x, y: torch.where(x.to(torch.float32) > 1, x, y),
-    "masked_fill": lambda x, y: x.masked_fill(y.to(torch.float32) > 1, 1),
     "full_like": lambda x, y: torch.full_like(x, 2) + x,
     "ones": lambda x, y: x + torch.ones(5, dtype=x.dtype),
     "arange": lambda x, y: x * torch.arange(5, dtype=x.dtype),
+}
+SELECTED: Mapping[str, Case] = {
+    "where": lambda x, y: torch.where(x.to(torch.float32) > 1, x, y),
+    "masked_fill": lambda x, y: x.masked_fill(y.to(torch.float32) > 1, 1),
 }
 BOOLEAN: Mapping[str, Case] = {
     "not": lambda x, y: torch.logical_not(x),
@@ -284,7 +286,7 @@ COMPUTING: Mapping[torch.dtype, Case] = {
     torch.uint8: lambda x, y: x.to(torch.float32).sigmoid(),
 }
 GROUPS: Mapping[torch.dtype, tuple[Mapping[str, Case], ...]] = {
-    torch.float32: (FLOATING, NUMBERS, MOVES),
+    torch.float32: (FLOATING, NUMBERS, SELECTED, MOVES),
     torch.int32: (NUMBERS, MOVES),
     torch.bool: (BOOLEAN, MOVES),
     torch.uint8: (MOVES, {"float": COMPUTING[torch.uint8]}),
@@ -380,6 +382,21 @@ def test_integers_that_the_kernels_would_compute_as_float32_are_left(tmp_path: P
     assert "it pads with 16777217.0, which OpenVINO writes down as float32" in found
     model = load(save_program(lowered, tmp_path / "program"))
     for result, wanted in zip(model(x, x.roll(1)), Compare()(x, x.roll(1)), strict=True):
+        assert torch.equal(result, wanted)
+
+
+def test_choices_of_integers_are_exact_with_dynamic_sizes(tmp_path: Path) -> None:
+    class Choose(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.where(y > 2, -x, x), x.masked_fill((y > 1) & (y < 3), 7) + 1
+
+    x = torch.tensor([[2**31 - 1, 1 - 2**31, 2**24 + 1, 5]] * 3, dtype=torch.int32)
+    y = torch.tensor([[1.0, 2.0, 3.0, -4.0]] * 3)
+    rows = {0: Dim.DYNAMIC}
+    program = torch.export.export(Choose(), (x, y), dynamic_shapes=(rows, rows))
+    lowered = to_edge_transform_and_lower(program, partitioner=[OpenvinoBackend.partitioner({})]).to_executorch()
+    model = load(save_program(lowered, tmp_path / "program"))
+    for result, wanted in zip(model(x, y), Choose()(x, y), strict=True):
         assert torch.equal(result, wanted)
 
 

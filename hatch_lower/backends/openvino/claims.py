@@ -106,7 +106,8 @@ CLAIMS: Mapping[str, Claim] = {
         Claim(BOOLEAN),
     ),
     **claim_overloads("_to_copy", Claim(STORED)),
-    **claim_overloads("where.self", Claim(STORED - BOOLEAN)),
+    # behind a computed condition and with dynamic sizes, int32 is selected as float32
+    **claim_overloads("where.self", Claim(FLOATING | QUANTIZED)),
     **claim_overloads("embedding", Claim(STORED, indices=("indices",))),
     **claim_overloads("gather", Claim(STORED, indices=("index",))),
     **claim_overloads("index_select", Claim(STORED, indices=("index",), moves=True)),
