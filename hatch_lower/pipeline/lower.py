@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.config.settings import Recipe
@@ -23,9 +24,9 @@ from hatch_lower.exir.pass_base import AnyPass
 from hatch_lower.exir.passes.fold_literals import FoldLiterals
 from hatch_lower.exir.passes.remove_mixed_type_operators import RemoveMixedTypeOperators
 from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.emit.signature import user_inputs
 from hatch_lower.pipeline.heal import Attempt, Healing
 from hatch_lower.pipeline.model_build import BuildInputs, KeptLowering, Services, place_of
-from hatch_lower.pipeline.parameters import user_input_values
 from hatch_lower.pipeline.sandbox import backend_guard
 
 FINITE_ONLY = "finite-only"
@@ -48,6 +49,7 @@ def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, at
         steps.seconds.update(before.seconds)
     wanted: list[AnyPass] = [RemoveMixedTypeOperators(), FoldLiterals()] if turns else [FoldLiterals()]
     passes = dict.fromkeys(methods, wanted)
+    sizes = {method.name: symbols_of_sizes(method) for method in source.methods}
     lowered = lower_exported(
         methods,
         turns,
@@ -58,7 +60,8 @@ def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, at
         before=None if before is None else before.methods,
     )
     for method in source.methods:
-        check_sizes(f"{place_of(source.name, recipe)}, method `{method.name}`", method)
+        where = f"{place_of(source.name, recipe)}, method `{method.name}`"
+        check_sizes(where, sizes[method.name], symbols_of_sizes(method))
         if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):
             reporter.report(Event("compile", "note", source.name, recipe.name, method.name, detail=line))
     for backend in recipe.backends:
@@ -145,16 +148,24 @@ def shares_of(lowered: Mapping[str, DelegatedMethod]) -> dict[str, float]:
     return {name: count / total if total else 1 / len(built) for name, count in built.items()}
 
 
-def check_sizes(where: str, method: CapturedMethod) -> None:
-    """Refuse a lowering that gave a declared size a number, which holds for all programs with the same symbols."""
-    sizes = [size for value in user_input_values(method.program) for size in getattr(value, "shape", ())]
-    symbols = {str(symbol) for size in sizes if not isinstance(size, int) for symbol in size.node.expr.free_symbols}
-    fixed = sorted(name for symbol, name in method.dimensions.items() if symbol not in symbols)
+def symbols_of_sizes(method: CapturedMethod) -> dict[str, frozenset[str]]:
+    """Return the symbols in each size of an input tensor, by the words for its place."""
+    return {
+        f"dimension {place} of `{node.name}`": frozenset(map(str, size.node.expr.free_symbols))
+        for _, node in user_inputs(method.program)
+        for place, size in enumerate(getattr(node.meta.get("val"), "shape", ()))
+        if isinstance(size, torch.SymInt)
+    }
+
+
+def check_sizes(where: str, before: Mapping[str, frozenset[str]], after: Mapping[str, frozenset[str]]) -> None:
+    """Refuse a lowering that fixed a dynamic size, which is then fixed for all programs with the same symbols."""
+    fixed = [place for place, symbols in before.items() if not symbols <= after.get(place, frozenset())]
     if fixed:
         raise EdgeError(
             "a dynamic size became a fixed size in the lowering",
             where=where,
-            found=f"{', '.join(f'`{name}`' for name in fixed)} has no range any more",
+            found=f"{', '.join(fixed)}: no range of its own any more",
             hint="leave the backends out of the recipe one by one, and report the fault to the authors of the backend"
             " that fixes the size; or omit the dimension in `dynamic_shapes`",
         )

@@ -191,14 +191,15 @@ def test_a_backend_without_its_libraries_fails_the_build(shop: Workshop) -> None
         build(shop)
 
 
-def test_a_backend_that_fixes_a_dynamic_size_fails_the_build(shop: Workshop) -> None:
-    source = SOURCE.replace("(3, 4),)", '(3, 4),), dynamic_shapes={"x": {0: torch.export.Dim("rows", max=9)}}')
+@pytest.mark.parametrize("rows", ['torch.export.Dim("rows", max=9)', "torch.export.Dim.DYNAMIC"])
+def test_a_backend_that_fixes_a_dynamic_size_fails_the_build(shop: Workshop, rows: str) -> None:
+    source = SOURCE.replace("(3, 4),)", f'(3, 4),), dynamic_shapes={{"x": {{0: {rows}}}}}')
     with faulty(fixes_sizes=True), pytest.raises(EdgeError) as caught:
         build(shop, source=source)
     assert str(caught.value) == (
         "a dynamic size became a fixed size in the lowering\n"
         "  where: model `net`, recipe `default`, method `forward`\n"
-        "  found: `rows` has no range any more\n"
+        "  found: dimension 0 of `x`: no range of its own any more\n"
         "  to do: leave the backends out of the recipe one by one, and report the fault to the authors of the backend"
         " that fixes the size; or omit the dimension in `dynamic_shapes`"
     )
