@@ -87,7 +87,11 @@ class ReportedSteps(LoweringSteps):
     def edge(self, method: str) -> Iterator[None]:
         begin = time.perf_counter()
         with stage(self._reporter, "decompose", self._model, self._recipe.name, method):
-            yield
+            try:
+                yield
+            except EdgeError as error:
+                error.where = ", ".join(filter(None, (self._place(method), error.where)))
+                raise
         self.seconds[method] = time.perf_counter() - begin
 
     def left_out(self, turn: Turn) -> Mapping[str, Places]:
@@ -99,7 +103,10 @@ class ReportedSteps(LoweringSteps):
     def ask(self, method: str) -> AbstractContextManager[object]:
         # code of all backends of the recipe runs here
         backends = "` or `".join(choice.name for choice in self._recipe.backends)
-        return backend_guard(backends, f"{place_of(self._model, self._recipe)}, method `{method}`")
+        return backend_guard(backends, self._place(method))
+
+    def _place(self, method: str) -> str:
+        return f"{place_of(self._model, self._recipe)}, method `{method}`"
 
     @contextmanager
     def turn(self, turn: Turn) -> Iterator[Callable[[Mapping[str, DelegatedMethod]], object]]:

@@ -205,6 +205,18 @@ def test_a_backend_that_fixes_a_dynamic_size_fails_the_build(shop: Workshop, row
     )
 
 
+def test_a_method_without_an_edge_program_is_named(shop: Workshop) -> None:
+    closure = SOURCE.replace(
+        "other = torch.sin(hidden)",
+        "other = torch.ops.higher_order.while_loop(lambda i, t: (i < 3) & (x.sum() < 9), "
+        "lambda i, t: (i + 1, t + 1), (torch.tensor(0), hidden), ())[1]",
+    )
+    with pytest.raises(EdgeError) as caught:
+        build(shop, settings_of(Recipe("default")), closure)
+    assert caught.value.what == "the exported program could not be converted to the edge dialect"
+    assert caught.value.where == "model `net`, recipe `default`, method `forward`"
+
+
 LOOP = """\
         for number in range(12):
             other = torch.sin(other[:, :4].repeat(1, SIZE)) * 1.5
