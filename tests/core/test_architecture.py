@@ -89,9 +89,14 @@ def test_a_backend_comes_from_a_distribution_or_from_this_process() -> None:
     ],
 )
 def test_a_tool_is_named_as_it_names_itself(line: str, name: str, version: str) -> None:
-    assert tools_named([BackendRecord("own", "", "", {"own": "1.2", "library": line})]) == {name: version}
+    assert tools_named([BackendRecord("own", "own", "1.2", {"own": "1.2", "library": line})]) == {name: version}
 
 
 def test_what_has_no_version_is_no_tool() -> None:
     fingerprint = {"settings": "0f" * 32, "own": "1.2", "compiler": "unknown", "level": "3"}
-    assert tools_named([BackendRecord("own", "", "", fingerprint)]) == {}
+    assert tools_named([BackendRecord("own", "own", "1.2", fingerprint)]) == {}
+
+
+def test_an_engine_with_the_name_of_its_backend_is_a_tool() -> None:
+    record = BackendRecord("openvino", "hatch-lower", "0.1.0", {"openvino": "2026.4.1", "backend": "14"})
+    assert tools_named([record]) == {"openvino": "2026.4.1"}

@@ -126,12 +126,12 @@ def backend_record(name: str, fingerprint: Mapping[str, str]) -> BackendRecord:
 
 
 def tools_named(backends: Iterable[BackendRecord]) -> dict[str, str]:
-    """Return the tools in the fingerprints of backends, name to version, without digests and the backends' versions."""
+    """Return the tools in the fingerprints of backends, name to version, without digests and the backends' releases."""
     tools: dict[str, str] = {}
     for backend in backends:
         for key, text in backend.fingerprint.items():
             if match := VERSION_LINE.match(text):
                 tools[match["name"]] = match["version"]
-            elif VERSION.fullmatch(text) and key != backend.name:
+            elif VERSION.fullmatch(text) and (key, text) != (backend.name, backend.version):
                 tools[key] = text
     return dict(sorted(tools.items()))
