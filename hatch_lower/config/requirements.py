@@ -227,7 +227,7 @@ def unmet_by(requirement: Requirement, candidates: Sequence[Requirement]) -> Unm
         return None
     if not have_common_version(allowed, requirement.specifier):
         return Unmet(f"`{certain[0]}` allows none of these versions", excluded=True)
-    return Unmet(f"`{certain[0]}` also allows {outside}", wide=True)
+    return Unmet(f"`{certain[0]}` also allows {'all earlier versions' if outside == '0' else outside}", wide=True)
 
 
 def have_common_version(allowed: SpecifierSet, wanted: SpecifierSet) -> bool:

@@ -915,7 +915,8 @@ def test_a_bound_that_is_missing_is_added_with_a_note(
     start = PYPROJECT.replace('"torch==2.13.*"', '"torch"')
     wheel = build_wheel(make_project(start=start))
     assert "Requires-Dist: torch==2.13.*\n" in read_from(wheel, "digits-1.0.dist-info/METADATA")
-    assert "hatch-lower: the wheel requires `torch==2.13.*`: `torch` also allows 0\n" in capfd.readouterr().err
+    line = "hatch-lower: the wheel requires `torch==2.13.*`: `torch` also allows all earlier versions\n"
+    assert line in capfd.readouterr().err
 
 
 def test_requirements_can_be_left_alone(make_project: MakeProject, lowering: Lowering) -> None:
