@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from support import effort, passed, quick
+from support import effort, failures, passed, quick
 from support.compilers import FOLDER, write_remembering_compilers
 from support.shared import Shared, shared_by_the_run
 
@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     effort.LONG = config.getoption("long")
     effort.ALL = effort.LONG or config.getoption("everything")
+    config.pluginmanager.register(failures.FailuresAtOnce(config))
     if config.getoption("write_passed"):
         config.pluginmanager.register(passed.Writer(Path(config.getoption("write_passed"))))
     if effort.LONG:
