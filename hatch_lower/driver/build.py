@@ -48,8 +48,9 @@ def build(context: BuildContext) -> BuildResult:
     moved = store.writes and not history_path(store.directory, settings.root).exists()
     if missing or moved:
         # a build of known models starts no process
-        from hatch_lower.driver.executor import export_models, record_results
+        from hatch_lower.driver.executor import export_models, last_build, record_results
 
+        before = last_build(context)
         if missing:
             context.check_early(context)
         if missing and context.executor != "local":
@@ -57,7 +58,7 @@ def build(context: BuildContext) -> BuildResult:
 
             make_elsewhere(context, missing)
         answers = export_models(context, missing, known, sources=sources) if missing else []
-        results |= record_results(context, known, answers)
+        results |= record_results(context, known, answers, before)
     return build_result(settings, add_measured(results), assets, context.work)
 
 

@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from hatch_lower.cache.contents import limits_of, maybe_trim
+from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import forget_suspects
 from hatch_lower.config.requirements import refuse_incomplete_build
 from hatch_lower.config.settings import ModelSettings
@@ -35,12 +36,14 @@ from hatch_lower.driver.sources import weight_urls
 from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
+from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import ModelResult
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import LocalSource, named_in_wheel
 from hatch_lower.pipeline.localize.finding import Localization
 from hatch_lower.pipeline.precision.finding import PrecisionSearch
 
+HELD = 1  # level of reuse
 SHOWN = 3  # reasons for a method in the summary of a build
 # The time that the end of a build waits for the cache to be trimmed; most builds take longer by themselves
 TRIMMING_S = 10.0
@@ -121,26 +124,38 @@ def import_sbom_writer() -> None:
         import hatch_lower.driver.sbom.document  # noqa: F401
 
 
+def last_build(context: BuildContext) -> BuildHistory | None:
+    """Return the build to compare with; to be read before the exports, while other builds of the project may end."""
+    return read_history(context.store.directory, context.settings.root) if context.store.mode != "off" else None
+
+
 def record_results(
-    context: BuildContext, known: Mapping[str, LookupResult], answers: Sequence[Answer]
+    context: BuildContext,
+    known: Mapping[str, LookupResult],
+    answers: Sequence[Answer],
+    before: BuildHistory | None = None,
 ) -> dict[str, ModelResult]:
     settings, store = context.settings, context.store
-    before = read_history(store.directory, settings.root) if store.mode != "off" else None
     histories: dict[str, ModelHistory] = {}
     results = {}
     for answer in answers:
         report = answer.report
+        level = min((row.level for row in report.rows), default=0)
         earlier = None if before is None else before.models.get(report.model)
         key = known[report.model].key if known else {}
         changes = tuple(change.text() for change in known[report.model].changes) if known else ()
         if not changes and earlier is not None:  # the key had no result
             changes = tuple(key_changes(earlier.manifest, key) if earlier.manifest else ()) or earlier.unknown
-        reasons = explain_methods(earlier, report, changes, store.read_blob) if store.mode != "off" else {}
+        reasons: dict[str, tuple[str, ...]] = {}
+        if store.mode != "off" and level != HELD:
+            reasons = explain_methods(earlier, report, changes, store.read_blob)
         rows = tuple(replace(row, note=summary_note(reasons.get(row.method, ()))) for row in report.rows)
-        level = min((row.level for row in rows), default=0)
-        histories[report.model] = ModelHistory(
-            level, changes, answer.unknown, reasons, report.methods, report.key, rows, report.verified, key
-        )
+        if level == HELD:  # another build made the result while the child process waited
+            histories[report.model] = held_history(report, key)
+        else:
+            histories[report.model] = ModelHistory(
+                level, changes, answer.unknown, reasons, report.methods, report.key, rows, report.verified, key
+            )
         results[report.model] = ModelResult(
             report.model,
             model_json(report.manifest),
@@ -155,13 +170,18 @@ def record_results(
         )
     for name, lookup in known.items():
         if (held := lookup.report) is not None:
-            histories[name] = ModelHistory(
-                1, methods=held.methods, key=held.key, rows=held.rows, verified=held.verified, manifest=lookup.key
-            )
-    if store.writes:
+            histories[name] = held_history(held, lookup.key)
+    exported = any(history.level != HELD for history in histories.values())
+    if store.writes and (exported or not history_path(store.directory, settings.root).exists()):
         history = BuildHistory(settings.name, settings.version, histories, places_of_path())
         write_history(store.directory, settings.root, history)
     return results
+
+
+def held_history(report: ModelReport, key: Mapping[str, object]) -> ModelHistory:
+    return ModelHistory(
+        HELD, methods=report.methods, key=report.key, rows=report.rows, verified=report.verified, manifest=key
+    )
 
 
 def summary_note(reasons: Sequence[str]) -> str:

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from hatch_lower.cache.directory import history_path
-from hatch_lower.cache.store import open_store
+from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.explain import explain_lines, last_report
 from hatch_lower.config.settings import Settings
 from hatch_lower.driver.context import ProjectView, build_context
 from hatch_lower.driver.diff.forms import MOST_EDITS, Form, align, differences, gaps, read_form
 from hatch_lower.driver.diff.words import consequences, key_changes, literal_words, operator_text
-from hatch_lower.driver.executor import summary_note
+from hatch_lower.driver.executor import last_build, record_results, summary_note
 from hatch_lower.driver.explain import (
     FIRST_BUILD,
     NOTHING,
@@ -34,10 +34,12 @@ from hatch_lower.driver.explain import (
     write_history,
 )
 from hatch_lower.driver.inputs.machine import Distribution
-from hatch_lower.driver.lookup import backend_distributions
+from hatch_lower.driver.lookup import LookupResult, backend_distributions
+from hatch_lower.driver.protocol import Answer
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.graph.canonical import canonical_form
-from hatch_lower.format.record import MethodRecord
+from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.format.record import MethodRecord, ModelReport
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.graph_key import form_bytes
@@ -494,6 +496,29 @@ def test_a_history_that_cannot_be_written_is_left(tmp_path: Path) -> None:
     (tmp_path / "v1").write_text("in the way")
     write_history(tmp_path / "v1", tmp_path, history())
     assert read_history(tmp_path / "v1", tmp_path) is None
+
+
+def recorded(folder: Path, level: int, before: BuildHistory | None) -> tuple[str, BuildHistory | None]:
+    """Return the note of a build with an answer of a level, and the last build afterwards."""
+    settings, store = Settings(folder, "digits", "1.0", (), ()), Store(folder / "v1", "on", print)
+    context = build_context(settings, ProjectView("", "", (), (), (), ()), folder, store, NullReporter())
+    row = MethodRow("digits", "default", "forward", 9, 8, 1, 1000, 0.5, 0, level=level)
+    report = ModelReport("digits", ModelEntry((), None, None, {}), (), (row,), methods={"forward": record()}, key=KEY)
+    known = {"digits": LookupResult({}, context.store, None)}
+    found = record_results(context, known, [Answer(report)], before)
+    return found["digits"].rows[0].note, last_build(context)
+
+
+def test_a_build_is_compared_with_the_last_build_before_its_exports(tmp_path: Path) -> None:
+    write_history(tmp_path / "v1", tmp_path, history())  # of another build of the project, meanwhile
+    assert recorded(tmp_path, 0, None)[0] == FIRST_BUILD
+
+
+def test_a_build_that_waited_for_another_one_has_no_reasons_and_is_no_last_build(tmp_path: Path) -> None:
+    note, last = recorded(tmp_path, 1, None)
+    assert (note, last is not None and last.models["digits"].level) == ("", 1)
+    write_history(tmp_path / "v1", tmp_path, history())  # of the build that exported
+    assert recorded(tmp_path, 1, None) == ("", history())
 
 
 def test_few_projects_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

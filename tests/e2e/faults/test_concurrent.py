@@ -68,6 +68,7 @@ def test_four_builds_of_one_project_export_once_and_lower_each_partition_once(
     assert counted.lowered() == DISTINCT
     assert {sha256(only(each.dist, "*.whl")) for each in projects} == {reference}
     assert exports(done) == 1
+    assert sum("why chain: first build" in each.stderr for each in done) == 1, "of the build that has exported"
 
 
 @pytest.mark.parametrize(
