@@ -111,7 +111,7 @@ def bench(
                 task = replace(task, second=stack.enter_context(second))
             if against is not None:
                 task = with_titles(task, target, against)
-            result = measure_sides(task, tell)
+            result = measure_sides(task, tell, announce)
             texts = report_texts(task, result, root or Path(), json_file, markdown_file)
         titles = [side.title for side in task.sides.values()]
         show(bench_lines(titles, result))
@@ -211,6 +211,12 @@ def diff_lines(task: Task) -> list[str]:
         return []
     first, second = (models_of_folders(side.title, side.contents) for side in (task.second, task.first))
     return list(model_change_lines(first.title, second.title, compare_models(first, second)))
+
+
+def announce(line: str) -> None:
+    """Print work that takes minutes to a log; a terminal shows each step (`progress`)."""
+    if not sys.stderr.isatty():
+        show([line], err=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from hatch_lower.cli.arguments import root_option
-from hatch_lower.cli.bench import BROKEN, DAY, UNMEASURED, progress
+from hatch_lower.cli.bench import BROKEN, DAY, UNMEASURED, announce, progress
 from hatch_lower.cli.output import show, show_error
 from hatch_lower.cli.replaced import refuse_read_only
 from hatch_lower.config.tables import Precision
@@ -156,6 +156,7 @@ def show_choices(project: Project, files: WrittenFiles, names: Sequence[str], op
         refuse_read_only(files.path, files.evidence_path)
     refuse_no_engine(project.settings, options.backends)
     with opened_project(project) as (opened, tell):
+        announce(announced_line(names, options.budget))
         tuned = [tuned_model(opened, wanted_for(project, name, evidence, options), tell) for name in names]
     for each in tuned:
         show(tuned_lines(each))
@@ -168,10 +169,15 @@ def show_checks(project: Project, evidence: Evidence, names: Sequence[str], budg
     from hatch_lower.cli.measure.tune.check import verdict_lines
 
     with opened_project(project) as (opened, tell):
+        announce(announced_line(names, budget))
         checked = [checked_model(opened, evidence, name, budget, limit, tell) for name in names]
     for each in checked:
         show(verdict_lines(each))
     return any(each.better for each in checked)
+
+
+def announced_line(names: Sequence[str], budget: float) -> str:
+    return f"lowering and timing recipes of {', '.join(names)}: the timing takes {budget:g} s at most for each model"
 
 
 @contextmanager

@@ -101,6 +101,22 @@ def test_equal_sides_are_told_from_digests_alone(wheels: Mapping[str, Path], mon
     assert "exact figures are equal" in done.stdout
 
 
+def test_a_log_names_the_timed_work_and_its_limit_once_at_the_start(
+    wheels: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    monkeypatch.setattr(gate, "measure", lambda works, *_: measured.extend(works) or {})
+    done = bench(wheels["more"], "--against", wheels["one"], "--budget", "90")
+    assert done.exit_code == 0, done.output
+    assert measured
+    assert (
+        done.stderr
+        == "timing net/default, net/portable: 90 s at most, unless the first measurements alone take longer\n"
+    )
+    assert "timing" not in done.stdout
+    assert bench(wheels["more"], "--budget", "0").stderr == ""
+
+
 def test_what_got_worse_is_at_the_top_and_a_limit_fails(wheels: Mapping[str, Path], tmp_path: Path) -> None:
     root = project(tmp_path / "project", "max-wheel-growth = '1 B'\n")
     options = ("--against", wheels["one"], "--budget", "0", "--root", root)

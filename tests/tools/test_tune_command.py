@@ -69,6 +69,8 @@ def test_a_measurement_changes_no_file(root: Path) -> None:
     result = tune()
     assert result.exit_code == 0, result.output
     assert "digits gets the recipe `onnxruntime`: `default` has 2.40 times its time" in result.stdout
+    log = "lowering and timing recipes of digits: the timing takes 600 s at most for each model\n"
+    assert result.stderr == log, "a log names the work and its limit once"
     assert (root / "pyproject.toml").read_text() == PROJECT
     assert not (root / EVIDENCE_FILE).exists()
 

@@ -100,8 +100,8 @@ class Result(Frozen):
         return bool(self.unjudged) or any(row.is_undecided for row in self.rows)
 
 
-def measure_sides(task: Task, tell: Tell) -> Result:
-    """Measure a side alone, or beside another side."""
+def measure_sides(task: Task, tell: Tell, announce: Tell = lambda line: None) -> Result:
+    """Measure a side alone, or beside another side; `announce` receives the timed work and its limit at the start."""
     refused: list[str] = []
     methods, notes = comparable(task.first, task.second or task.first)
     plans = {subject: plan_of(task.first, subject) for subject in methods}
@@ -110,6 +110,10 @@ def measure_sides(task: Task, tell: Tell) -> Result:
         model for model in sorted({each.model for each in methods}) if have_other_inputs(task.sides.values(), model)
     ]
     notes += [f"the check inputs of {model} differ: {OTHER_INPUTS}" for model in differing]
+    not_timed: list[str] = []
+    works = list(works_of(task, plans, not_timed)) if task.measures("timed") else []
+    for line in announced_lines(task, works):
+        announce(line)
     tell("exact figures")
     figures = exact_tier(task, methods, notes)
     if task.measures("counted"):
@@ -117,7 +121,7 @@ def measure_sides(task: Task, tell: Tell) -> Result:
     rows = list(exact_rows(task, methods, figures, differing))
     measured: Measured = {}
     if task.measures("timed"):
-        works = list(works_of(task, plans, notes))
+        notes += not_timed
         with ExitStack() as stack:
             hosts = cache(lambda threads: stack.enter_context(Host(threads, task.environment)))
             measured = measure(works, hosts, task.seconds, task.is_settled, tell, notes.append, refused.append)
@@ -126,6 +130,19 @@ def measure_sides(task: Task, tell: Tell) -> Result:
     rows += [timed_row(*key, found, task.limits(*key)) for key, found in measured.items()]
     unjudged = [*refused, *unjudged_limits(task, methods, rows)]
     return Result(tuple(rows), tuple(dict.fromkeys(notes)), figures, measured, tuple(dict.fromkeys(unjudged)))
+
+
+def announced_lines(task: Task, works: Sequence[TimedWork]) -> Iterator[str]:
+    """Yield a line for the calls and loads that are timed, and for the builds."""
+    limit = f"{task.seconds:g} s at most, unless the first measurements alone take longer"
+    if works:
+        yield f"timing {', '.join(dict.fromkeys(f'{work.model}/{work.recipe}' for work in works))}: {limit}"
+    if task.builds and not sides_without_sources(task):
+        yield f"timing builds of {' and '.join(task.sides)}: {limit}"
+
+
+def sides_without_sources(task: Task) -> list[str]:
+    return [name for name, side in task.sides.items() if side.source is None]
 
 
 def exact_tier(task: Task, methods: Sequence[FigureSubject], notes: list[str]) -> dict[str, Figures]:
@@ -197,8 +214,7 @@ def works_of(task: Task, plans: Mapping[FigureSubject, MethodPlan], notes: list[
 
 
 def time_builds(task: Task, notes: list[str], tell: Tell) -> Measured:
-    missing = [name for name, side in task.sides.items() if side.source is None]
-    if missing:
+    if missing := sides_without_sources(task):
         notes.append(f"no builds are timed: {' and '.join(missing)} came without sources; name a project or a revision")
         return {}
     return measure_builds(task.sides, task.environment, task.seconds, task.is_settled, tell)
