@@ -22,6 +22,14 @@ BAD_INDEX = re.compile(
     r"|\binput takes value -?\d+ which is not in the valid range|\bfound idx to be -?\d+",
     re.I,
 )
+# messages of torch for other values that an operation refuses
+BAD_VALUES = re.compile(
+    r"\boffsets\[-?\d+\] (?:has to be 0|can not be greater than)|\brepeats can not be negative"
+    r"|\ballocated size does not match required size|\bonly supports 1-d non-negative integral inputs"
+    r"|\binvalid multinomial distribution\b|\bprobability tensor contains either\b|\bp_in >= 0 && p_in <= 1"
+    r"|\bClass values must be|\bZeroDivisionError\b|\belements of \w+ should be between 0 and 1"
+    r"|\bnot positive-definite\b|\bmatrix is (?:singular|ill-conditioned)|\bcontained non-finite values",
+)
 FRAMES = re.compile(r"\s*^frame #\d.*", re.DOTALL | re.MULTILINE)  # of C++, which torch's native code adds
 
 
@@ -191,6 +199,8 @@ def hint_of(error: Exception) -> str:
     text = str(error)
     if BAD_INDEX.search(text):
         return "look at the values of the arguments: an index is out of range"
+    if BAD_VALUES.search(text):
+        return "look at the values of the arguments: an operation of the model does not take them"
     if NO_GPU_MEMORY.search(text):
         return (
             "free memory of the GPU, or call the method with smaller arguments: the model can be called again after the"

@@ -280,3 +280,50 @@ def test_integers_are_compared_when_a_program_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="damaged") as caught:
         load(folder)
     assert caught.value.found == "different integers than in the build"
+
+
+class Refusing(nn.Module):
+    """Has operations that refuse values other than indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(ROWS, 4)
+
+    def forward(self, o: Tensor, c: Tensor, w: Tensor, r: Tensor, d: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        return (
+            self.bag(torch.arange(4), o),
+            torch.bincount(c, minlength=3),
+            torch.multinomial(w, 1),
+            torch.repeat_interleave(m[0], r, output_size=4),
+            8 // d,
+            torch.linalg.svdvals(m),
+        )
+
+
+def test_a_refused_value_is_a_fault_of_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
+    good = [
+        torch.tensor([0, 2]),
+        torch.tensor([1, 2]),
+        torch.ones(2),
+        torch.tensor([2, 2]),
+        torch.tensor(2),
+        torch.eye(2),
+    ]
+    model = saved(Refusing(), "reference", tmp_path, *good)
+    wrong = {
+        0: [torch.tensor([1, 2]), torch.tensor([0, 7])],
+        1: [torch.tensor([1, -2])],
+        2: [torch.zeros(2), torch.tensor([1.0, -1.0])],
+        3: [torch.tensor([5, -1]), torch.tensor([5, 1])],
+        4: [torch.tensor(0)],
+        5: [torch.full((2, 2), float("nan"))],
+    }
+    for place, values in wrong.items():
+        for value in values:
+            with pytest.raises(CallError, match="the delegate `reference` failed") as caught:
+                model(*good[:place], value, *good[place + 1 :])
+            assert caught.value.hint == (
+                "look at the values of the arguments: an operation of the model does not take them"
+            ), caught.value.found
+    assert len(model(*good)) == 6
