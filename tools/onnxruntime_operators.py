@@ -56,7 +56,7 @@ SAMPLED = (torch.float32, torch.float64, torch.float16, None, *DTYPES[:6])
 TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
     torch.float16: (4e-3, 2e-3),
     torch.float32: (1e-4, 1e-5),
-    torch.float64: (1e-7, 1e-7),
+    torch.float64: (1e-9, 1e-9),
 }
 NOT_COMPARED = ("empty", "new_empty", "rand", "normal", "bernoulli", "multinomial", "dropout", "resize", "sym_")
 NOT_TAKEN = ("grid_sampler", "_fft")

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hatch_lower.backends.interpolation import NEAREST
-from hatch_lower.backends.onnxruntime.support import DTYPES, combination_of, why_not_arguments
+from hatch_lower.backends.onnxruntime.support import DTYPES, combination_of, why_not_arguments, why_not_digits
 
 Call: TypeAlias = tuple[OpOverload, Any, Any]
 """An operator, its arguments, and those by name."""
@@ -43,9 +43,10 @@ FINITE_PARAMETERS = frozenset(
 
 def is_compared(op: OpOverload, args: Any, kwargs: Any) -> bool:
     """Return whether the backend might take such a call, whatever its dtypes are found to give."""
-    tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    values = pytree.tree_leaves((args, kwargs))
+    tensors = [each for each in values if isinstance(each, torch.Tensor)]
     known = all(each.dtype in DTYPES and each.layout is torch.strided for each in tensors)
-    return known and not why_not_arguments(op, args, kwargs)
+    return known and not (why_not_arguments(op, args, kwargs) or why_not_digits(tensors, values))
 
 
 def has_elements(*values: Any) -> bool:

@@ -31,6 +31,7 @@ from hatch_lower.errors import BackendError, ProgramError, UnavailableError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.capture._config import EdgeCompileConfig
 from hatch_lower.exir.graph.nodes import MAY_BE_ZERO
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
@@ -330,6 +331,27 @@ def test_a_number_beside_float64_keeps_its_digits(tmp_path: Path) -> None:
     }
     loaded = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
     torch.testing.assert_close(loaded(x), module(x), rtol=1e-15, atol=0)
+
+
+def test_results_of_float64_keep_their_digits(tmp_path: Path) -> None:
+    x = torch.linspace(0.1, 2, 7, dtype=torch.float64)
+    cases: list[Callable[[Tensor], Tensor]] = [
+        *(torch.log2, torch.log10, lambda x: torch.nn.functional.gelu(x, approximate="tanh"), torch.deg2rad),
+        *(torch.rad2deg, torch.nn.functional.celu, torch.sinc, lambda x: torch.linalg.vector_norm(x, 0.5)),
+        *(lambda x: torch.linalg.vector_norm(x, 3), lambda x: x * torch.linspace(0, 1, 7, dtype=x.dtype)),
+    ]
+    module = Apply(lambda x: [case(x) for case in cases])
+    partitioner = OnnxruntimeBackend.partitioner({})
+    # a norm that is left is no core operator
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    program = torch.export.export(module, (x,))
+    edge = to_edge_transform_and_lower(program, partitioner=[partitioner], compile_config=config)
+    lowered = edge.to_executorch()
+    reasons = lowered.reasons["forward"]
+    assert "a norm of float64 by the order 3 is not taken" in reasons.values()
+    assert not [name for name in reasons if "gelu" in name or "log" in name]
+    loaded = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    torch.testing.assert_close(loaded(x), module(x), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

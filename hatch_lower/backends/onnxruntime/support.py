@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
@@ -104,13 +104,21 @@ def why_not_values(node: Node) -> str:
 
 def why_not_limits(node: Node) -> str:
     tensors = [tensor for source in (node, *node.all_input_nodes) for tensor in result_tensors(source)]
+    return why_not_digits(tensors, tree_leaves((node.args, node.kwargs)))
+
+
+def why_not_digits(tensors: Sequence[torch.Tensor], values: Sequence[object]) -> str:
+    """Return why a model cannot hold a number among values, beside tensors."""
     if all(tensor.dtype != torch.float64 for tensor in tensors):
         return ""
-    for value in tree_leaves((node.args, node.kwargs)):
-        is_number = isinstance(value, float) and not math.isnan(value)
-        if is_number and torch.tensor(value, dtype=torch.float32).item() != value:
+    for value in values:
+        if isinstance(value, float) and not math.isnan(value) and not is_float32(value):
             return f"the model would hold {value} with the digits of float32"
     return ""
+
+
+def is_float32(number: float) -> bool:
+    return torch.tensor(number, dtype=torch.float32).item() == number
 
 
 def why_not_zero_points(node: Node, constants: Mapping[Node, torch.Tensor]) -> str:
@@ -265,6 +273,10 @@ def limit_norm(given: Mapping[str, Any]) -> str:
     # Without dimensions, the translation keeps no dimension; the greatest magnitude ignores NaN.
     if math.isinf(given["ord"]) or (given["dim"] is None and given["keepdim"]):
         return "a norm by the greatest magnitude, or over all dimensions and keeping them, is not taken"
+    # the translation holds the inverse of the order as float32
+    tensor = getattr(given["self"], "meta", {}).get("val", given["self"])
+    if tensor.dtype == torch.float64 and given["ord"] and not is_float32(1 / given["ord"]):
+        return f"a norm of float64 by the order {given['ord']} is not taken"
     return ""
 
 

@@ -7,6 +7,7 @@ factors by which both give the same places. Otherwise the elements are looked up
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -53,7 +54,7 @@ def clamp(self: TTensor, min: float | None = None, max: float | None = None) -> 
 
 
 def power_of_number(self: float, exponent: TTensor) -> Value:
-    return op.Pow(op.CastLike(op.Constant(value=ir.tensor(np.array(self, np.float64))), exponent), exponent)
+    return op.Pow(number_like(self, exponent), exponent)
 
 
 def power_of_tensor(self: TTensor, exponent: float) -> Value:
@@ -71,7 +72,16 @@ def wide_of(value: Any) -> Value:
 
 
 def number_like(number: float, value: Any) -> Value:
-    return op.CastLike(op.Constant(value_float=number), value)
+    return op.CastLike(op.Constant(value=ir.tensor(np.array(number, np.float64))), value)
+
+
+def logarithm(base: float) -> Callable[..., Value]:
+    """Return the translation of a logarithm; the exporter takes the base's logarithm as float32."""
+
+    def logarithm_of(self: TTensor) -> Value:
+        return op.Div(op.Log(self), number_like(math.log(base), self))
+
+    return logarithm_of
 
 
 def log1p(self: TTensor) -> Value:
@@ -81,6 +91,16 @@ def log1p(self: TTensor) -> Value:
     above = op.Add(one, x)
     lost = op.Div(op.Sub(x, op.Sub(above, one)), above)
     return op.CastLike(op.Add(op.Log(above), op.Where(op.IsNaN(lost), number_like(0.0, x), lost)), self)
+
+
+def gelu(self: TTensor, approximate: str = "none") -> Value:
+    # ONNX Runtime holds the numbers of the approximation as float32.
+    if approximate == "none" or self.dtype != ir.DataType.DOUBLE:
+        return op.Gelu(self, approximate=approximate)
+    cube = op.Mul(op.Mul(self, self), self)
+    inner = op.Add(self, op.Mul(number_like(0.044715, self), cube))
+    tanh = op.Tanh(op.Mul(number_like(math.sqrt(2 / math.pi), self), inner))
+    return op.Mul(op.Mul(number_like(0.5, self), self), op.Add(number_like(1.0, self), tanh))
 
 
 def elu(self: TTensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
@@ -200,7 +220,10 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.copy.default: copy,
     torch.ops.aten.elu.default: elu,
     torch.ops.aten.expm1.default: expm1,
+    torch.ops.aten.gelu.default: gelu,
     torch.ops.aten.log1p.default: log1p,
+    torch.ops.aten.log10.default: logarithm(10.0),
+    torch.ops.aten.log2.default: logarithm(2.0),
     torch.ops.aten.mean.dim: mean_dim,
     torch.ops.aten.native_group_norm.default: group_norm,
     torch.ops.aten.pow.Scalar: power_of_number,
