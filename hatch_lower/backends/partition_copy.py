@@ -162,6 +162,11 @@ def write_floored(call: Callable[..., Any], node: Node, *operands: Any) -> Any:
     tensors = [isinstance(given, Node) and isinstance(given.meta["val"], torch.Tensor) for given in node.args[:2]]
     convert = torch.ops.prims.convert_element_type.default
     is_half = dtype in (torch.float16, torch.bfloat16)
+    is_remainder = str(torch_operator(node.target)) in REMAINDERS
+    if is_half and is_remainder:  # eager rounds a number first, but not in a quotient
+        operands = tuple(
+            rounded_to_dtype(value, dtype) if isinstance(value, (int, float)) else value for value in operands
+        )
     if is_half:  # eager computes with float32
         pairs = zip(operands, tensors, strict=True)
         operands = tuple(call(convert, value, torch.float32) if is_tensor else value for value, is_tensor in pairs)
@@ -170,9 +175,12 @@ def write_floored(call: Callable[..., Any], node: Node, *operands: Any) -> Any:
         dividend = filled(call, divisor, dividend)
     elif not tensors[1]:
         divisor = filled(call, dividend, divisor)
-    is_remainder = str(torch_operator(node.target)) in REMAINDERS
     result = write_tensors(call, dividend, divisor, is_remainder=is_remainder)
     return call(convert, result, dtype) if is_half else result
+
+
+def rounded_to_dtype(number: float, dtype: torch.dtype) -> float:
+    return torch.tensor(number, dtype=dtype).item()
 
 
 def filled(call: Callable[..., Any], like: Any, number: Any) -> Any:

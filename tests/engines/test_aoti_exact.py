@@ -80,6 +80,22 @@ def test_absolute_values_of_narrow_integers_wrap_around(tmp_path: Path) -> None:
         torch.testing.assert_close(result, expected, equal_nan=True)
 
 
+class Remainders(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        return [result for given in (x, y) for result in (given % 0.7, given % -1.3, torch.remainder(1.3, given))]
+
+
+def test_remainders_of_half_precision_round_a_number_as_eager(tmp_path: Path) -> None:
+    numbers = torch.cat([torch.arange(-40, 41) * step for step in (0.7, 1.3, 0.08125)])
+    given = numbers.bfloat16(), numbers.half()
+    program = torch.export.export(Remainders(), given)
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    assert not lowered.reasons["forward"]
+    results = hatch_lower.load(save_program(lowered, tmp_path / "out"))(*given)
+    for result, expected in zip(results, Remainders()(*given), strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+
+
 class Concatenations(nn.Module):
     def forward(self, x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
         heads = x.transpose(1, 2)
