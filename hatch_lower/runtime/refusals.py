@@ -19,6 +19,7 @@ from hatch_lower.runtime.arrays import Arrays, same_layout
 # messages of torch, its native code and ONNX Runtime; not Python's message for lists, which is no fault of the caller
 BAD_INDEX = re.compile(
     r"(?<!list )(?<!tuple )\bindex(?: \S+)? (?:is )?out of (?:range|bounds)|\bindices element out of data bounds"
+    r"|\bout of range value in index tensor"
     r"|\binput takes value -?\d+ which is not in the valid range|\bfound idx to be -?\d+",
     re.I,
 )

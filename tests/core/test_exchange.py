@@ -167,6 +167,7 @@ def test_an_array_that_is_no_tensor_is_an_error_of_that_call() -> None:
             RuntimeError("Non-zero status code: indices element out of data bounds, idx=12 must be within [-10,9]"),
             INDEX,
         ),
+        (RuntimeError("GatherElements op: Out of range value in index tensor"), INDEX),
         (RuntimeError("Failed to allocate memory for requested buffer of size 99"), "give the process more memory"),
         (RuntimeError("std::bad_alloc"), "give the process more memory"),
         (RuntimeError("[CPUAllocator] DefaultCPUAllocator: not enough memory"), "give the process more memory"),
