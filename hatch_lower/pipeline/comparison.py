@@ -291,6 +291,27 @@ def compare_real(sides: Sides, real: Sequence[InputCase]) -> None:
             )
 
 
+def compare_cases(sides: Sides, maker: InputMaker, real: Sequence[InputCase]) -> tuple[list[str], Trials]:
+    """Compare both sides on all inputs; return the names of the cases, and the trials of generated inputs."""
+    # The order: the example inputs; a second call with other inputs, or with the same inputs if the method has state;
+    # real inputs; generated inputs. Generated inputs that eager refuses are left out and noted.
+    example, second = maker.example, maker.second()
+    try:
+        is_second = second is not None and sides.compare_two_calls(example, second)
+        if not is_second:
+            sides.compare_two_calls(example)
+    except VerificationError as error:
+        if agrees_off_the_fast_path(sides, example):
+            error.hint = FAST_PATH_HINT
+        raise
+    cases = [example.name, second.name if is_second and second is not None else f"{example.name}, second call"]
+    compare_real(sides, real)
+    cases += [case.name for case in real]
+    trials = Trials(sides, maker, cases)
+    trials.run(has_equal=is_second)
+    return cases, trials
+
+
 def verify_method(
     model: CapturedModel,
     method: CapturedMethod,
@@ -305,30 +326,17 @@ def verify_method(
     """Compare a lowered method with eager, which runs in copies of the module: the captured model stays unchanged."""
     # `reset` gives `lowered` the state of a freshly loaded model.
     # `gated`: the metric of the model judges the recipe, so that differences of numbers become notes.
-    # The order: the example inputs; a second call with other inputs, or with the same inputs if the method has state;
-    # real inputs; generated inputs. Generated inputs that eager refuses are left out and noted.
     rounding = rounding_of(method.program)
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
     hint = mismatch_hint(model, recipe)
     sides = Sides(where, eager_factory(model, method), lowered, reset, tolerance, rounding, hint, gated)
     maker = InputMaker(method)
-    example, second = maker.example, maker.second()
     try:
-        is_second = second is not None and sides.compare_two_calls(example, second)
-        if not is_second:
-            sides.compare_two_calls(example)
+        cases, trials = compare_cases(sides, maker, real)
     except VerificationError as error:
-        drawing = random_operators(method.program)
-        if not drawing:
-            if agrees_off_the_fast_path(sides, example):
-                error.hint = FAST_PATH_HINT
-            raise
-        raise refusal_of_draws(drawing, where, is_training(model)) from error
-    cases = [example.name, second.name if is_second and second is not None else f"{example.name}, second call"]
-    compare_real(sides, real)
-    cases += [case.name for case in real]
-    trials = Trials(sides, maker, cases)
-    trials.run(has_equal=is_second)
+        if drawing := random_operators(method.program):
+            raise refusal_of_draws(drawing, where, is_training(model)) from error
+        raise
     notes = trials.notes
     if sides.most_steps:
         notes.append(

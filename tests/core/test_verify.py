@@ -377,6 +377,12 @@ def test_a_method_that_draws_random_numbers_is_told_so() -> None:
     assert example_tensors(model) == ({}, "")
 
 
+def test_a_draw_that_other_inputs_show_is_told_so() -> None:
+    module = Function(lambda x: torch.where(x == 1, x, torch.rand_like(x)))  # equal on the example inputs
+    model = captured(module, torch.ones(64))
+    assert refuse(model, Lowered(module)).startswith("the method draws random numbers")
+
+
 @pytest.mark.parametrize(
     "run",
     [
