@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,12 +73,21 @@ def open_project(root: Path) -> Project:
     try:
         return read_project(hooks[HOOK], build_data)
     except (TypeError, ValueError) as error:  # hatchling checks fields such as `exclude` when they are first used
+        if not is_of_hatchling(error):
+            raise
         raise unreadable_error(error, file) from error
+
+
+def is_of_hatchling(error: Exception) -> bool:
+    modules = (frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(module.partition(".")[0] == "hatchling" for module in modules)
 
 
 def unreadable_error(error: Exception, file: str) -> ConfigError:
     """Return the error for a project that hatchling refuses; hatchling's errors for wrong fields name the field."""
-    wrong_field = isinstance(error, (TypeError, ValueError))
+    from hatchling.plugin.exceptions import UnknownPluginError
+
+    wrong_field = isinstance(error, (TypeError, ValueError)) and not isinstance(error, UnknownPluginError)
     return ConfigError(
         "hatchling cannot read the project",
         where=file,

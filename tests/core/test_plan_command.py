@@ -146,6 +146,25 @@ def test_a_field_that_hatchling_refuses_is_named(scenario: Project, old: str, ne
     assert "correct the field that the error names" in result.output
 
 
+def test_a_hook_that_is_not_installed_is_no_wrong_field(scenario: Project) -> None:
+    scenario.edit(
+        "pyproject.toml",
+        "[tool.hatch.build.targets.wheel]",
+        "[tool.hatch.build.hooks.other]\n\n[tool.hatch.build.targets.wheel]",
+    )
+    result = run(scenario, "plan")
+    assert "found: UnknownPluginError: Unknown build hook: other" in result.output
+    assert "install the packages that `[build-system] requires` names" in result.output
+
+
+def test_a_fault_of_hatch_lower_is_no_wrong_field(scenario: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(hook: object, build_data: object) -> None:
+        raise TypeError("a fault")
+
+    monkeypatch.setattr("hatch_lower.hatch.project.read_project", fail)
+    assert repr(run(scenario, "plan").exception) == "TypeError('a fault')"
+
+
 def test_a_plan_imports_no_torch(scenario: Project, modules_after: Callable[[str], set[str]]) -> None:
     arguments = ["plan", "--root", str(scenario.root)]
     lines = [
