@@ -58,7 +58,7 @@ def edited_text(before: str, edit: Callable[[Any], None]) -> str:
     document = tomlkit.parse(ABOVE.sub(mark_comments, before))
     edit(document)
     text = spaced(with_line_ends(tomlkit.dumps(document), before), before)
-    return MARKED.sub(lambda found: found["comments"].replace(MARK, "#") + found["heading"], text)
+    return MARKED.sub(r"\g<comments>\g<heading>", text).replace(MARK, "#")
 
 
 def mark_comments(found: re.Match[str]) -> str:

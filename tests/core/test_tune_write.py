@@ -13,6 +13,7 @@ import pytest
 from hatch_lower.cli.measure.tune.candidates import TunedCandidate, first_candidates
 from hatch_lower.cli.measure.tune.choose import TunedModel
 from hatch_lower.cli.measure.tune.write import read_files, write_choices
+from hatch_lower.cli.replaced import edited_text
 from hatch_lower.config.settings import Metadata, Recipe, Settings, read_settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.config.timed import recipe_digest, timed_settings
@@ -200,6 +201,20 @@ def test_a_chosen_table_moves_to_the_front_and_other_tables_stay_as_alternatives
     assert model.recipes == ("openvino", "portable")
     assert sorted(found.split()) == sorted(NAMED.split())
     assert_comments_are_above(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NAMED,
+        "a = [\n  # pairs\n  [1, 2],\n  # more\n  [3],\n]\n# of b\n[b]\n# of c, at the end\n[[c]]\n",
+        'a = """\n# no comment\n[no heading]\n"""\n\n# one\n# two\n[b]\n',
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_text_without_changes_stays(text: str, end: str) -> None:
+    text = text.replace("\n", end)
+    assert edited_text(text, lambda document: None) == text
 
 
 def assert_comments_are_above(found: str) -> None:
