@@ -156,11 +156,15 @@ def shares_of(lowered: Mapping[str, DelegatedMethod]) -> dict[str, float]:
 
 
 def symbols_of_sizes(method: CapturedMethod) -> dict[str, frozenset[str]]:
-    """Return the symbols in each size of an input tensor, by the words for its place."""
+    """Return the symbols in each integer input and in each size of an input tensor, by the words for the place."""
+    places: dict[str, object] = {}
+    for _, node in user_inputs(method.program):
+        value = node.meta.get("val")
+        places[f"`{node.name}`"] = value
+        places |= {f"dimension {at} of `{node.name}`": size for at, size in enumerate(getattr(value, "shape", ()))}
     return {
-        f"dimension {place} of `{node.name}`": frozenset(map(str, size.node.expr.free_symbols))
-        for _, node in user_inputs(method.program)
-        for place, size in enumerate(getattr(node.meta.get("val"), "shape", ()))
+        place: frozenset(map(str, size.node.expr.free_symbols))
+        for place, size in places.items()
         if isinstance(size, torch.SymInt)
     }
 

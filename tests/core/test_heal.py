@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.exports import Workshop, files_of, settings_of
 from support.faulty import declare, faulty
 from support.kept_events import Events
 
+from hatch_lower import Method, Model
 from hatch_lower.cache.store import open_store
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, EdgeError, VerificationError
+from hatch_lower.events import NullReporter
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.manifest import LeftOut
 from hatch_lower.format.record import ModelReport
+from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.heal import FAILED, MOST_TIMES, REFUSED, ROUNDINGS, WRONG
+from hatch_lower.pipeline.lower import check_sizes, symbols_of_sizes
 from hatch_lower.pipeline.lower_model import make_recipes, start_build
 
 pytestmark = pytest.mark.torch
@@ -203,6 +208,22 @@ def test_a_backend_that_fixes_a_dynamic_size_fails_the_build(shop: Workshop, row
         "  to do: leave the backends out of the recipe one by one, and report the fault to the authors of the backend"
         " that fixes the size; or omit the dimension in `dynamic_shapes`"
     )
+
+
+def test_an_integer_input_that_becomes_a_number_is_named() -> None:
+    class Times(torch.nn.Module):
+        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+            return x * times
+
+    method = Method((torch.ones(3), 4), dynamic_shapes={"x": None, "times": torch.export.Dim.DYNAMIC})
+    (captured,) = capture_model("net", Model(Times(), {"forward": method}), NullReporter()).methods
+    before = symbols_of_sizes(captured)
+    (times,) = (node.meta["val"] for node in captured.program.graph.nodes if node.name == "times")
+    check_sizes("", before, symbols_of_sizes(captured))
+    assert int(times) == 4  # as a backend may read the input
+    with pytest.raises(EdgeError, match="a dynamic size became a fixed size") as caught:
+        check_sizes("", before, symbols_of_sizes(captured))
+    assert caught.value.found == "`times`: no range of its own any more"
 
 
 def test_a_method_without_an_edge_program_is_named(shop: Workshop) -> None:
