@@ -152,7 +152,7 @@ VERSION = "25"
 
 
 class InductorBackend:
-    """The equal parts of the backends that compile with inductor."""
+    """The common compile half of the backends `aoti` and `cuda`; partitions of equal specs are compiled together."""
 
     weight_free: ClassVar[bool] = True
 
@@ -169,13 +169,13 @@ class InductorBackend:
     def preprocess_many(
         cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
     ) -> list[PreprocessResult]:
-        # inductor's settings hold for a group of equal options at a time
+        # inductor's settings hold for a single group of equal specs at a time
         places: dict[tuple[CompileSpec, ...], list[int]] = {}
         for place, specs in enumerate(compile_specs):
             places.setdefault(tuple(specs), []).append(place)
         results_by_place: dict[int, PreprocessResult] = {}
-        for options, group in places.items():
-            results = cls.compile_group([edge_programs[place] for place in group], list(options))
+        for specs_of_group, group in places.items():
+            results = cls.compile_group([edge_programs[place] for place in group], list(specs_of_group))
             results_by_place |= zip(group, results, strict=True)
         return [results_by_place[place] for place in range(len(edge_programs))]
 

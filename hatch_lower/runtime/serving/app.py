@@ -78,11 +78,10 @@ class InferenceApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        value: dict[str, object]
         behind: bytes | None = None
         try:
-            status, value = 200, await self._value(scope, receive)
-            if isinstance(value, tuple):
-                value, behind = value
+            status, (value, behind) = 200, await self._value(scope, receive)
         except StatusError as error:
             status, value = error.status, {"error": str(error)}
         except InputError as error:
@@ -101,8 +100,7 @@ class InferenceApp:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _value(self, scope: Mapping[str, Any], receive: Receive) -> object:
-        """Return the JSON of an answer, or the pair of `infer_answer`."""
+    async def _value(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
         method, path = scope["method"], scope["path"]
         parts = path.strip("/").split("/")
         if parts[:2] == ["v2", "models"] and len(parts) > 2:
@@ -113,15 +111,15 @@ class InferenceApp:
                     return await self._infer(self._model(parts[2]), scope.get("headers", ()), receive)
                 case ["ready"]:
                     check_verb(method, "GET")
-                    return {"name": self._model(parts[2]).served.name, "ready": True}
+                    return {"name": self._model(parts[2]).served.name, "ready": True}, None
                 case []:
                     check_verb(method, "GET")
-                    return model_metadata(self._model(parts[2]).served)
+                    return model_metadata(self._model(parts[2]).served), None
         elif parts in (["v2"], ["v2", "health", "live"], ["v2", "health", "ready"]):
             check_verb(method, "GET")
             if parts[-1] == "ready":
-                return {"ready": bool(self._ready())}
-            return server_metadata() if len(parts) == 1 else {"live": True}
+                return {"ready": bool(self._ready())}, None
+            return (server_metadata() if len(parts) == 1 else {"live": True}), None
         raise StatusError(404, f"there is no `{path:.200}`")
 
     async def _infer(self, caller: MethodCaller, headers: Headers, receive: Receive) -> Answer:
