@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from support.exports import Workshop, packaged, settings_of, write_folder
 from torch import Tensor, nn
 
 from hatch_lower import load
 from hatch_lower.backends.aoti.record import contain_errors
+from hatch_lower.config.settings import Recipe
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, CallError, IndexRangeError, ProgramError
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
@@ -327,3 +330,37 @@ def test_a_refused_value_is_a_fault_of_the_arguments(tmp_path: Path, monkeypatch
                 "look at the values of the arguments: an operation of the model does not take them"
             ), caught.value.found
     assert len(model(*good)) == 6
+
+
+LOSS = """\
+import torch
+from hatch_lower import Method, Model
+
+
+class Net(torch.nn.Module):
+    def forward(self, x, y):
+        return torch.nn.functional.binary_cross_entropy(x, y)
+
+
+def export():
+    return Model(Net().eval(), {"forward": Method((torch.tensor([0.2, 0.7]), torch.tensor([0.0, 1.0])))})
+"""
+
+
+def test_a_recipe_without_backends_makes_eagers_checks(tmp_path: Path) -> None:
+    recipes = Recipe("portable"), Recipe("reference", (BackendChoice("reference"),))
+    folder = write_folder(tmp_path / "_lowered", packaged(Workshop(tmp_path), LOSS, settings_of(*recipes)))
+    wrong = torch.tensor([1.5, 0.7]), torch.tensor([0.0, 1.0])
+    with pytest.raises(RuntimeError, match="all elements of input should be between 0 and 1"):
+        load(folder, recipe="portable")(*wrong)
+    assert load(folder, recipe="reference")(*wrong).isnan()
+
+
+@pytest.mark.rest
+def test_aoti_takes_a_negative_count(tmp_path: Path) -> None:
+    class Repeat(nn.Module):
+        def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+            return torch.repeat_interleave(x, counts, output_size=4)
+
+    model = saved(Repeat(), "aoti", tmp_path, torch.ones(2), torch.tensor([2, 2]))
+    assert model(torch.ones(2), torch.tensor([5, -1])).shape == (4,)

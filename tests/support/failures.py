@@ -12,7 +12,6 @@ class FailuresAtOnce:
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the reason of a failure."""
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and terminal is not None and not hasattr(self._config, "workerinput"):
             terminal.write_line("")
