@@ -45,11 +45,11 @@ from hatch_lower.backends.onnxruntime.support import (
     KEPT,
     LIMITS,
     OPERATORS,
-    RECURRENT_OPERATORS,
     combination_of,
 )
 from hatch_lower.backends.onnxruntime.translate import registry
 from hatch_lower.errors import BackendError
+from hatch_lower.runtime.torch_private.recurrent import RECURRENT
 
 SAMPLED = (torch.float32, torch.float64, torch.float16, None, *DTYPES[:6])
 """The parts of the work, the longest first; `None` stands for the calls that torch's samples lack."""
@@ -245,7 +245,7 @@ class Findings:
                 self.odd[key] = why
             if key not in self.fitting:
                 self.fitting.add(key)
-                if op in RECURRENT_OPERATORS:
+                if op in RECURRENT:
                     self.empty[key] = "ONNX Runtime ends the process"
                     return
                 for empty in calls_without_elements(op, args, kwargs):

@@ -141,7 +141,7 @@ class Declared(Frozen):
 
 
 def entry_point(package: Package) -> tuple[str, list[Path]]:
-    module, written = write_stub(package, "model")
+    module, written = write_stub(package)
     return f"{module}:export", written
 
 

@@ -13,6 +13,7 @@ from hatch_lower.frozen import Frozen
 OTHERS = frozenset(["benchmarks", "build", "dist", "doc", "docs", "examples", "scripts", "test", "tests", "tools"])
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # suffixes of files that an export reads
 FUNCTION = "export"
+MODULES = ("model", "model_export")  # names of the entry point's module: the first that is free, or has the function
 DEPTH = 3  # folders of a namespace package above the package
 
 STUB = '''\
@@ -104,11 +105,11 @@ def write_package(package: Package) -> list[Path]:
     return [file]
 
 
-def write_stub(package: Package, module: str) -> tuple[str, list[Path]]:
+def write_stub(package: Package) -> tuple[str, list[Path]]:
     """Return the module of the entry point, and the files that were written; no file is written over."""
-    for name in (module, f"{module}_export"):
+    for name in MODULES:
         path = package.folder / f"{name}.py"
-        if path.exists() and not defines(path, FUNCTION):
+        if path.exists() and not has_function(path):
             continue
         written = write_package(package)
         if not path.exists():
@@ -118,17 +119,17 @@ def write_stub(package: Package, module: str) -> tuple[str, list[Path]]:
     raise ConfigError(
         "the project has modules of the names that an entry point would have",
         where=str(package.folder),
-        found=f"`{module}.py` and `{module}_export.py`, without a function `{FUNCTION}`",
+        found=f"{' and '.join(f'`{name}.py`' for name in MODULES)}, without a function `{FUNCTION}`",
         hint="name the function that returns the model with `--export`",
     )
 
 
-def defines(path: Path, function: str) -> bool:
+def has_function(path: Path) -> bool:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return False
-    return any(isinstance(node, ast.FunctionDef) and node.name == function for node in tree.body)
+    return any(isinstance(node, ast.FunctionDef) and node.name == FUNCTION for node in tree.body)
 
 
 def weights_globs(root: Path, package: Package) -> list[str]:

@@ -34,26 +34,10 @@ def lstm(
     return write_layers(op.LSTM, LSTM_GATES, input, hx, layers, batch_first, {})
 
 
-def gru(
-    input: TFloat,
-    hx: TFloat,
-    params: Sequence[TFloat],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Value:
-    layers = layers_of(params, has_biases, num_layers, bidirectional)
-    # torch multiplies by the reset gate after the product with the hidden state
-    return write_layers(op.GRU, GRU_GATES, input, [hx], layers, batch_first, {"linear_before_reset": 1})
+def with_one_state(kernel: Callable[..., Any], gates: Sequence[int], **options: Any) -> Callable[..., Value]:
+    """Return the translation of a network without an LSTM's cell; `options` are those of each direction, or of all."""
 
-
-def rnn_with(activation: str) -> Callable[..., Value]:
-    """Return the translation of a plain recurrent network with an activation, in ONNX's spelling."""
-
-    def rnn(
+    def network(
         input: TFloat,
         hx: TFloat,
         params: Sequence[TFloat],
@@ -65,10 +49,10 @@ def rnn_with(activation: str) -> Callable[..., Value]:
         batch_first: bool,
     ) -> Value:
         layers = layers_of(params, has_biases, num_layers, bidirectional)
-        options = {"activations": [activation] * (1 + bidirectional)}
-        return write_layers(op.RNN, (0,), input, [hx], layers, batch_first, options)
+        lists = {name: value * len(layers[0]) if isinstance(value, list) else value for name, value in options.items()}
+        return write_layers(kernel, gates, input, [hx], layers, batch_first, lists)
 
-    return rnn
+    return network
 
 
 Layer: TypeAlias = Sequence[Sequence[Value]]  # the weights and biases of each direction
@@ -123,8 +107,9 @@ def stacked(values: Sequence[Value]) -> Value:
 
 
 OWN_RECURRENT: Mapping[Any, Callable[..., Any]] = {
-    torch.ops.aten.gru.input: gru,
+    # torch multiplies by the reset gate after the product with the hidden state
+    torch.ops.aten.gru.input: with_one_state(op.GRU, GRU_GATES, linear_before_reset=1),
     torch.ops.aten.lstm.input: lstm,
-    torch.ops.aten.rnn_relu.input: rnn_with("Relu"),
-    torch.ops.aten.rnn_tanh.input: rnn_with("Tanh"),
+    torch.ops.aten.rnn_relu.input: with_one_state(op.RNN, (0,), activations=["Relu"]),
+    torch.ops.aten.rnn_tanh.input: with_one_state(op.RNN, (0,), activations=["Tanh"]),
 }

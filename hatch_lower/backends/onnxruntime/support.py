@@ -33,6 +33,7 @@ from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.quantized import quantized_decomposed
+from hatch_lower.runtime.torch_private.recurrent import RECURRENT
 from hatch_lower.runtime.torch_private.tensors import tree_leaves
 
 # ONNX Runtime's CPU kernels support almost no operator in bfloat16
@@ -310,14 +311,6 @@ def limit_recurrent(given: Mapping[str, Any]) -> str:
     return "dropout is not taken" if given["train"] and given["dropout"] else ""
 
 
-# ONNX Runtime ends the process for a `GRU` without elements
-RECURRENT_OPERATORS = (
-    torch.ops.aten.gru.input,
-    torch.ops.aten.lstm.input,
-    torch.ops.aten.rnn_relu.input,
-    torch.ops.aten.rnn_tanh.input,
-)
-
 LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
     torch.ops.aten.addbmm.default: limit_zero_factor,
     torch.ops.aten.addmm.default: limit_product,
@@ -337,7 +330,7 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
     torch.ops.aten.scatter_add.default: limit_scatter,
     quantized_decomposed.dequantize_per_tensor.default: limit_zero_point,
     quantized_decomposed.quantize_per_tensor.default: limit_zero_point,
-    **dict.fromkeys(RECURRENT_OPERATORS, limit_recurrent),
+    **dict.fromkeys(RECURRENT, limit_recurrent),
 }
 
 # results beside the first, which inference never uses, are something else in a model
@@ -351,5 +344,5 @@ KEPT = (
     torch.ops.aten.layer_norm.default,
     torch.ops.aten.scaled_dot_product_attention.default,
     *NEAREST,
-    *RECURRENT_OPERATORS,
+    *RECURRENT,
 )

@@ -237,7 +237,7 @@ class Conversion:
                 if half := HALVES.get(recipe.precision):
                     state = self.state_of(method)
                     return called_once(replace(method, program=in_half(method.program, half, kept, state)), state)
-                refuse_no_library("torchao", where)
+                refuse_without_torchao(where)
                 refuse_no_examples(method, where)
                 return quantized(method, self._scheme(method, recipe, kept), self._cases.get(method.name, ()))
         except LowerError:
@@ -346,10 +346,10 @@ def count_values(methods: Iterable[CapturedMethod], dtypes: Collection[torch.dty
     return sum(isinstance(value, torch.Tensor) and value.dtype in dtypes for value in values)
 
 
-def refuse_no_library(library: str, where: str) -> None:
-    if find_spec(library) is None:
+def refuse_without_torchao(where: str) -> None:
+    if find_spec("torchao") is None:
         raise CaptureError(
-            f"the library `{library}`, which quantizes models, is not installed",
+            "the library `torchao`, which quantizes models, is not installed",
             where=where,
             hint="name `hatch-lower[quantize]` in `[build-system] requires`",
         )
