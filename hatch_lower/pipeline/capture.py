@@ -358,6 +358,8 @@ def hint_on_code(error: Exception, reason: str) -> str:
         )
     if "data-dependent" in reason or type(error).__name__ == "GuardOnDataDependentSymNode":
         return "the line depends on the values in a tensor; use `torch.cond`, `torch.where` or `torch._check` there"
+    if "Unsupported input type" in reason or "not a known type" in reason:
+        return "use tensors, tuples and dictionaries; for a dataclass call `torch.export.register_dataclass` beside it"
     return "rewrite the line with torch operations; `torch.export.draft_export` lists every obstacle"
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import VerificationError
-from hatch_lower.exir.graph.nodes import written_into
+from hatch_lower.exir.graph.nodes import STATISTICS, is_trained, written_into
 from hatch_lower.exir.graph.operators import named_arguments
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.graph.tensors import is_plain_tensor, storage_key
@@ -131,6 +131,19 @@ def changed_parameters(program: ExportedProgram) -> frozenset[str]:
     # before decomposition, only the graph shows the writes, not the signature
     names = program.graph_signature.inputs_to_parameters
     return frozenset(names[node.name] for node in written_into(program.graph_module) if node.name in names)
+
+
+def training_note(program: ExportedProgram) -> str:
+    """Return a note on norms with the statistics of each batch in place of the module's, else an empty string."""
+    norms = set()
+    for node in all_nodes(program.graph_module):
+        given = named_arguments(node)
+        if is_trained(given) and isinstance(given.get(STATISTICS[0]), torch.fx.Node):
+            norms.add(str(node.target))
+    if not norms:
+        return ""
+    listed = ", ".join(f"`{norm}`" for norm in sorted(norms))
+    return f"each call normalizes by its own batch, and changes the running statistics ({listed}): {TRAINING_HINT}"
 
 
 def is_training(model: CapturedModel) -> bool:

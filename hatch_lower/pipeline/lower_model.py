@@ -41,7 +41,7 @@ from hatch_lower.pipeline.architecture import architecture_of
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.check_data import Tensors, count_bytes, example_tensors, limited, outputs_in_precision
 from hatch_lower.pipeline.checkpoint import LocalSource
-from hatch_lower.pipeline.eager import eager_factory
+from hatch_lower.pipeline.eager import eager_factory, training_note
 from hatch_lower.pipeline.emit.arguments import with_details
 from hatch_lower.pipeline.emit.constants import NamedStorage, SpanDigests, constants_bytes, merge_storages
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
@@ -162,6 +162,9 @@ def start_build(
     with process_restored():  # the model is called
         examples = example_tensors(source, partial(note_layouts, layouts)) if compared else None
         source = in_eagers_order(source, layouts)
+    for method in source.methods:
+        if note := training_note(method.program):
+            reporter.report(Event("export", "note", model.name, method=method.name, detail=note))
     real: Mapping[str, RealInputs] = {}
     if verified and model.verify_inputs:
         with stage(reporter, "inputs", model.name) as describe:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 
 from hatch_lower.runtime.numbers import SPREAD, has_inexact_dtype, is_gross
@@ -11,6 +13,14 @@ from hatch_lower.runtime.torch_private import tensors
 def are_equal(first: object, second: object) -> bool:
     pairs = zip(tensors.tree_leaves(first), tensors.tree_leaves(second), strict=True)
     return all(torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other for one, other in pairs)
+
+
+def plain_form(spec: tensors.TreeSpec) -> object:
+    """Return the structure of outputs in a form that is equal for a `defaultdict` and the dictionary in its place."""
+    if spec.is_leaf():
+        return None
+    kind, context = (dict, spec.context[1]) if spec.type is defaultdict else (spec.type, spec.context)
+    return kind, context, [plain_form(child) for child in spec.children()]
 
 
 def is_same_tensor(expected: torch.Tensor, given: torch.Tensor) -> bool:

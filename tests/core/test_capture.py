@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -424,6 +425,23 @@ def test_code_that_leaves_torch() -> None:
     )
 
 
+@dataclass
+class Batch:
+    image: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("run", "given"),
+    [(lambda self, batch: batch.image + 1, Batch(PAIR)), (lambda self, image: Batch(image + 1), PAIR)],
+)
+def test_a_class_that_torch_does_not_know(run: Callable[..., Any], given: Any) -> None:
+    message = refuse(type("Net", (torch.nn.Module,), {"forward": run})(), forward=Method((given,)))
+    assert "test_capture.Batch`" in message
+    assert message.endswith(
+        "to do: use tensors, tuples and dictionaries; for a dataclass call `torch.export.register_dataclass` beside it"
+    )
+
+
 def test_a_dynamic_dimension_that_the_code_fixes() -> None:
     method = Method((PAIR,), dynamic_shapes={"x": {0: Dim("rows", max=64)}})
     message = refuse(Bad(), shape=method)
@@ -561,6 +579,7 @@ def test_an_export_that_leaves_torchs_arithmetic_changed_is_refused(change: Call
         f"  where: model `net`\n  found: {found}\n  to do: restore the setting before the entry point returns"
     )
     assert arithmetic_settings() == before
+    assert torch._C._len_torch_function_stack() == 0, "a mode would keep eager from torch's fast paths"
 
 
 def test_other_settings_of_torch_are_put_back_after_an_export() -> None:

@@ -806,6 +806,10 @@ def test_a_literal_that_a_plan_cannot_hold_is_refused() -> None:
     with pytest.raises(EdgeError, match="a literal in the graph cannot be packaged") as caught:
         emit(method(program))
     assert caught.value.found == "device meta"
+    assert caught.value.hint == (
+        "set the value in the module before the export, or pass a number, a string, a dtype, a layout, a memory format"
+        " or the device `cpu`"
+    )
 
 
 def test_weights_are_hashed_once_for_several_recipes() -> None:

@@ -17,11 +17,13 @@ from hatch_lower.cache.key import ExportKey
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, CacheError, ProgramError, SampleError, VerificationError
+from hatch_lower.events import NullReporter
 from hatch_lower.exir.backend.partitioner import PartitionResult
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.record import ModelReport, VerifiedMethod
+from hatch_lower.model import Method, Model
 from hatch_lower.pipeline import verify
-from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.emit.constants import constants_bytes
 
 pytestmark = pytest.mark.torch
@@ -112,6 +114,12 @@ def test_real_inputs_that_nothing_compares_are_not_read_and_it_is_said(shop: Wor
     model = replace(settings.models[0], verify_inputs="samples.safetensors")
     _, events = shop.build(plain, replace(settings, models=(model,)))
     assert "`verify-inputs` are not used: `verify` is false for every recipe of the model" in events.notes()
+
+
+def test_a_model_in_training_mode_is_noted(shop: Workshop) -> None:
+    declared = Model(torch.nn.BatchNorm1d(4), {"forward": Method((torch.ones(3, 4),))})
+    _, events = shop.build(capture_model(settings_of().models[0].name, declared, NullReporter()))
+    assert any("the module is in training mode" in note for note in events.notes())
 
 
 def test_a_real_input_that_eager_refuses_costs_no_partition(shop: Workshop) -> None:

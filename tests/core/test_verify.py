@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.check_data import example_tensors, limited
 from hatch_lower.pipeline.comparison import Verification, verify_method, wishes_for_real_inputs
-from hatch_lower.pipeline.eager import changed_parameters, random_operators
+from hatch_lower.pipeline.eager import changed_parameters, random_operators, training_note
 from hatch_lower.pipeline.generated_inputs import LARGEST_ELEMENTS, InputMaker
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.real_inputs import RealInputs
@@ -303,6 +304,12 @@ def test_another_structure() -> None:
     )
 
 
+def test_a_dictionary_stands_for_a_defaultdict() -> None:
+    module = Function(lambda x: [defaultdict(list, {"sums": [x + 1]})])
+    assert verify(captured(module, torch.ones(2)), Lowered(module, lambda y: [dict(y[0])])).cases
+    assert "another structure" in changed(module, lambda y: [{"sum": y[0]["sums"]}], torch.ones(2))
+
+
 def test_integers_are_compared_exactly() -> None:
     message = changed(Function(lambda x: x * 1), lambda y: y + 1, torch.arange(3))
     assert "  found: 3 of 3 values are different\n" in message
@@ -375,6 +382,26 @@ def test_a_method_that_draws_random_numbers_is_told_so() -> None:
         "  to do: pass the random numbers as an input, or set `verify = false` for the recipe"
     )
     assert example_tensors(model) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("norm", "noted"),
+    [
+        (torch.nn.BatchNorm1d(4), True),
+        (torch.nn.BatchNorm1d(4).eval(), False),
+        (torch.nn.BatchNorm1d(4, track_running_stats=False), False),
+        (torch.nn.InstanceNorm1d(4, track_running_stats=True), True),
+        (torch.nn.InstanceNorm1d(4), False),
+    ],
+)
+def test_a_norm_in_training_mode_is_noted(norm: torch.nn.Module, noted: bool) -> None:
+    model = capture_model("net", Model(norm, {"forward": Method((torch.randn(3, 4, 5),))}), NullReporter())
+    (method,) = model.methods
+    assert training_note(method.program) == noted * (
+        "each call normalizes by its own batch, and changes the running statistics"
+        f" (`aten.{'batch' if isinstance(norm, torch.nn.BatchNorm1d) else 'instance'}_norm.default`): the module is in"
+        " training mode; call `module.eval()` in the entry point"
+    )
 
 
 def test_a_draw_that_other_inputs_show_is_told_so() -> None:

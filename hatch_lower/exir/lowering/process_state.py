@@ -29,10 +29,15 @@ def flushes_denormals() -> bool:
     return sys.float_info.min / 2 == 0
 
 
+def put_back_device(device: torch.device) -> None:
+    # without a mode: a mode keeps eager from torch's fast paths
+    torch.set_default_device(None if device == torch.device("cpu") else device)
+
+
 # the function that reads each of torch's settings, and the function that sets the value
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_default_device, torch.set_default_device),
+    (torch.get_default_device, put_back_device),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),

@@ -99,7 +99,8 @@ def literal_argument(value: object, where: str) -> Literal:
         "a literal in the graph cannot be packaged",
         where=where,
         found=f"{type(value).__name__} {value!s:.200}",
-        hint="plans hold numbers, strings, dtypes, layouts, memory formats and the device `cpu`",
+        hint="set the value in the module before the export, or pass a number, a string, a dtype, a layout, a memory"
+        " format or the device `cpu`",
     )
 
 
