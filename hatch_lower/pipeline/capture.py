@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Event, Reporter, stage
-from hatch_lower.exir.graph.surgery import functionalized
+from hatch_lower.exir.graph.surgery import all_nodes, functionalized
 from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture_errors import capture_error, failure_of_eager
@@ -47,7 +47,7 @@ from hatch_lower.pipeline.parameters import (
     with_named_keywords,
 )
 from hatch_lower.pipeline.ranges import export_method, narrowed_ranges
-from hatch_lower.runtime.torch_private.programs import holds_tensors, remember_lines
+from hatch_lower.runtime.torch_private.programs import holds_tensors, is_transformation_step, remember_lines
 from hatch_lower.runtime.torch_private.recurrent import recurrent_shapes
 
 BOUND_TO = ".__self__"  # dynamo's text for the attribute that leads from a bound method to its object
@@ -170,7 +170,7 @@ def capture_method(model: str, name: str, whole: Model, declared: Method, roots:
     refuse_counting(f"model `{model}`", name, module, changes.values(), same_again)
     if strict:
         name_module_paths(program)
-    program, signature = with_plain_tensors(program), inspect.signature(named)
+    program, signature = in_plain_form(program), inspect.signature(named)
     dimensions = dimension_names(program, shapes, signature, args, kwargs)
     names = positional_names(signature, len(args))
     lines = tuple(narrowed_ranges(program, dimensions, sizes))
@@ -245,9 +245,10 @@ def name_module_paths(program: ExportedProgram) -> None:
                 }
 
 
-def with_plain_tensors(program: ExportedProgram) -> ExportedProgram:
-    """Return a program whose weights are plain tensors, not tensor subclasses such as torchao's quantized tensors."""
-    if any(map(holds_tensors, (*program.state_dict.values(), *program.constants.values()))):
+def in_plain_form(program: ExportedProgram) -> ExportedProgram:
+    """Return a program without tensor subclasses among its weights (torchao's), and without steps of `torch.func`."""
+    has_subclasses = any(map(holds_tensors, (*program.state_dict.values(), *program.constants.values())))
+    if has_subclasses or any(map(is_transformation_step, all_nodes(program.graph_module))):
         with suppress(Exception):  # the conversion to the edge dialect reports the same failure
             program = functionalized(program)
     return program
@@ -255,7 +256,7 @@ def with_plain_tensors(program: ExportedProgram) -> ExportedProgram:
 
 def capture_program(model: str, name: str, program: ExportedProgram, examples_needed: bool) -> CapturedMethod:
     check_tensor_memory(model, name, {**program.state_dict, **named_tensors_in(program.constants)})
-    program = with_plain_tensors(program)
+    program = in_plain_form(program)
     examples = program.example_inputs
     if examples is None and examples_needed:
         raise CaptureError(

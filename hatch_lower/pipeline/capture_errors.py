@@ -53,6 +53,10 @@ def capture_error(
     if is_users_fault(error) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
         fixes = "Suggested fixes" in reason
         shapes = "declare `dynamic_shapes` as torch suggests" if fixes else "correct `dynamic_shapes`"
+        if "generated guard" in reason and not fixes:
+            shapes = (
+                "check the condition in each call (`defer_guards=True` of the `hatch_lower.Method`), correct the sizes"
+            )
         if "<function namedtuple" in reason:
             shapes = "write the named tuple's class in `dynamic_shapes`, as in `Pair({0: batch}, None)`"
         return CaptureError(

@@ -18,10 +18,12 @@ from torch.export.graph_signature import InputKind
 
 from hatch_lower.errors import CaptureError
 from hatch_lower.events import Event, NullReporter
+from hatch_lower.exir.graph.canonical import canonical_form
 from hatch_lower.exir.lowering.process_state import arithmetic_settings
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
 from hatch_lower.pipeline.sandbox import export_guard
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 pytestmark = pytest.mark.torch
 
@@ -776,6 +778,26 @@ def test_derivatives_for_inputs_of_dynamic_sizes() -> None:
 # Patches and sizes for the export alone
 
 
+class PerSample(torch.nn.Module):
+    """A layer for each sample, by `torch.vmap`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda sample: self.layer(sample).relu())(x)
+
+
+def test_a_vectorized_map_is_captured_as_operators_on_batches() -> None:
+    sizes = {"x": {0: Dim("batch", max=64)}}
+    (method,) = capture(net := PerSample(), forward=Method((torch.ones(3, 4),), dynamic_shapes=sizes)).methods
+    assert {type(node.target) for node in method.program.graph.nodes if node.op == "call_function"} == {OpOverload}
+    assert canonical_form(method.program)
+    given = torch.randn(5, 4)
+    torch.testing.assert_close(method.program.module()(given), net(given))
+
+
 def test_each_method_is_exported_in_the_context_of_its_model() -> None:
     entered: list[str] = []
 
@@ -815,6 +837,15 @@ def test_a_condition_that_is_not_proven_is_checked_in_each_call_if_deferred() ->
     (method,) = capture(Quotient(), forward=Method((torch.ones(400),), dynamic_shapes=sizes, defer_guards=True)).methods
     assert method.program.module()(torch.ones(100)).sum() == 200
     assert set(method.dimensions.values()) == {"samples"}
+
+
+def test_a_condition_that_torch_does_not_prove_is_said_to_be_deferrable() -> None:
+    class Spectrum(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stft(x, 16, 4, window=torch.ones(16), return_complex=True).abs()
+
+    message = refuse(Spectrum(), forward=Method((torch.ones(64),), dynamic_shapes={"x": {0: Dim("samples", min=32)}}))
+    assert "  to do: check the condition in each call (`defer_guards=True` of the `hatch_lower.Method`)" in message
 
 
 @pytest.mark.parametrize("nested", [False, True])

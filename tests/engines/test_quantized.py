@@ -17,7 +17,7 @@ from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.errors import VerificationError
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.model import Method, Model
-from hatch_lower.pipeline.capture import CapturedModel, capture_model, with_plain_tensors
+from hatch_lower.pipeline.capture import CapturedModel, capture_model, in_plain_form
 from hatch_lower.pipeline.check_data import example_tensors
 from hatch_lower.pipeline.comparison import verify_method
 from hatch_lower.pipeline.graph_key import describe_method
@@ -187,7 +187,7 @@ def test_a_ready_program_has_plain_tensors_too() -> None:
 
 def test_programs_of_plain_tensors_are_left_as_they_are() -> None:
     program = torch.export.export(mlp()[0], mlp()[1])
-    assert with_plain_tensors(program) is program
+    assert in_plain_form(program) is program
 
 
 LOAD = """

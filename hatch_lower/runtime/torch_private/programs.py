@@ -54,6 +54,11 @@ def qualify_name(function: Callable[..., Any]) -> str:
     return str(_get_qualified_name(function))
 
 
+def is_transformation_step(node: Node) -> bool:
+    """Return whether a node adds or removes a dimension of `torch.vmap`, or the like; a decomposition removes it."""
+    return "_functorch" in str(getattr(node.target, "__module__", ""))
+
+
 def name_after_target(node: Node) -> None:
     """Rename a node to torch's default name for its target: `aten_add_tensor`."""
     node._rename(node.graph._target_to_str(node.target))
