@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,11 +11,20 @@ from hatch_lower.errors import EmptyError, SampleError, VerificationError
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.record import OutputMetrics
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
-from hatch_lower.pipeline.eager import TRAINING_HINT, eager_factory, is_training, random_operators, refusal_of_draws
+from hatch_lower.pipeline.eager import (
+    FAST_PATH_HINT,
+    HIDDEN_STATE_HINT,
+    TRAINING_HINT,
+    eager_factory,
+    has_hidden_state,
+    is_training,
+    random_operators,
+    refusal_of_draws,
+)
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.generated_inputs import GeneratedInputs, InputMaker
 from hatch_lower.pipeline.module_checks import path_text
-from hatch_lower.pipeline.random_inputs import InputCase, example_case, is_integer, why_undecided
+from hatch_lower.pipeline.random_inputs import InputCase, why_undecided
 from hatch_lower.pipeline.rounding import Marks, Rounding, rounding_of
 from hatch_lower.pipeline.same_leaves import are_equal, has_rounding_errors, is_same_tensor, plain_form
 from hatch_lower.runtime.numbers import (
@@ -29,12 +38,6 @@ from hatch_lower.runtime.numbers import (
     wrong_places,
 )
 from hatch_lower.runtime.torch_private import tensors
-
-FAST_PATH_HINT = (
-    "in inference eager takes torch's fast path for layers of transformers, which returns zeros where the input is"
-    " padded, and the exported program does not: make `nn.TransformerEncoder` with `enable_nested_tensor=False`, or"
-    " call `torch.backends.mha.set_fastpath_enabled(False)` in the entry point"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +339,8 @@ def verify_method(
     except VerificationError as error:
         if drawing := random_operators(method.program):
             raise refusal_of_draws(drawing, where, is_training(model)) from error
+        if has_hidden_state(method.program, sides.new_eager, maker.example):
+            error.hint = HIDDEN_STATE_HINT
         raise
     notes = trials.notes
     if sides.most_steps:
@@ -352,19 +357,6 @@ def verify_method(
         text = f"by up to {outputs[path].largest_error:.2g}" if path in outputs else f"in {gap}"
         notes.append(f"`{path}` differs from eager {text}: the metric judges the recipe")
     return Verification(tuple(cases), tuple(notes), outputs, trials.left_out, trials.generated, sides.all_allowed())
-
-
-def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iterator[str]:
-    """Yield the reasons for real inputs, for a method that was compared without."""
-    case = example_case(method)
-    leaves, _ = tensors.tree_flatten_with_path(case.named(case.args, case.kwargs))
-    whole = [path_text(path) for path, leaf in leaves if isinstance(leaf, torch.Tensor) and is_integer(leaf)]
-    ask = "name real inputs in `verify-inputs`"
-    if whole:
-        listed = ", ".join(f"`{path}`" for path in whole)
-        yield f"{listed}: compared only on integers of the example, zeros and limits; {ask}"
-    if 2 * result.left_out > result.generated:
-        yield f"{result.left_out} of {result.generated} generated inputs were left out: eager refuses them; {ask}"
 
 
 def mismatch_hint(model: CapturedModel, recipe: str) -> str:

@@ -16,11 +16,21 @@ from hatch_lower.exir.graph.tensors import is_plain_tensor, storage_key
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase
+from hatch_lower.pipeline.same_leaves import are_equal
 from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
+FAST_PATH_HINT = (
+    "in inference eager takes torch's fast path for layers of transformers, which returns zeros where the input is"
+    " padded, and the exported program does not: make `nn.TransformerEncoder` with `enable_nested_tensor=False`, or"
+    " call `torch.backends.mha.set_fastpath_enabled(False)` in the entry point"
+)
+HIDDEN_STATE_HINT = (
+    "eager itself computes other numbers in a second call with the same inputs, and no tensor of the module changes:"
+    " keep values of Python objects in buffers, and change the buffers in place"
+)
 
 
 def random_operators(program: ExportedProgram) -> list[str]:
@@ -124,6 +134,21 @@ def with_gradients(call: Callable[..., object]) -> Callable[..., object]:
         return tensors.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
 
     return run
+
+
+def has_hidden_state(program: ExportedProgram, new_eager: Callable[[], Callable[..., object]], case: InputCase) -> bool:
+    """Return whether eager's results depend on earlier calls, though the exported program mutates nothing."""
+    if written_into(program.graph_module):
+        return False
+    eager, results = new_eager(), []
+    for _ in range(2):
+        args, kwargs = case.copied()
+        try:
+            with torch.no_grad():
+                results.append(tensors.tree_map_only(torch.Tensor, torch.clone, eager(*args, **kwargs)))
+        except Exception:  # no evidence
+            return False
+    return not are_equal(*(tensors.tree_map_only(torch.Tensor, torch.nan_to_num, result) for result in results))
 
 
 def changed_parameters(program: ExportedProgram) -> frozenset[str]:

@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import field, replace
 from pathlib import Path
 
+import torch
+
 from hatch_lower.cache.store import suspected
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, UnavailableError, VerificationError
@@ -19,14 +21,15 @@ from hatch_lower.format.results import NOT_ASKED
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.check_data import Tensors, named_tensors
-from hatch_lower.pipeline.comparison import verify_method, wishes_for_real_inputs
+from hatch_lower.pipeline.comparison import Verification, verify_method
 from hatch_lower.pipeline.eager import random_operators
 from hatch_lower.pipeline.emit.constants import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim_lines
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
 from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, Services, is_gated, place_of
+from hatch_lower.pipeline.module_checks import path_text
 from hatch_lower.pipeline.package import Packager
-from hatch_lower.pipeline.random_inputs import InputCase, example_case
+from hatch_lower.pipeline.random_inputs import InputCase, example_case, is_integer
 from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.recipes import device_of, wheel_requirements
 from hatch_lower.runtime.arrays import Arrays
@@ -247,6 +250,19 @@ def verify_here(
         yield verified
     if missing is not None:
         raise missing
+
+
+def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iterator[str]:
+    """Yield the reasons for real inputs, for a method that was compared without."""
+    case = example_case(method)
+    leaves, _ = tensors.tree_flatten_with_path(case.named(case.args, case.kwargs))
+    whole = [path_text(path) for path, leaf in leaves if isinstance(leaf, torch.Tensor) and is_integer(leaf)]
+    ask = "name real inputs in `verify-inputs`"
+    if whole:
+        listed = ", ".join(f"`{path}`" for path in whole)
+        yield f"{listed}: compared only on integers of the example, zeros and limits; {ask}"
+    if 2 * result.left_out > result.generated:
+        yield f"{result.left_out} of {result.generated} generated inputs were left out: eager refuses them; {ask}"
 
 
 def compared_text(cases: Sequence[str], real: RealInputs | None) -> str:

@@ -22,12 +22,12 @@ from hatch_lower.format.record import OutputMetrics
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.check_data import example_tensors, limited
-from hatch_lower.pipeline.comparison import Verification, verify_method, wishes_for_real_inputs
+from hatch_lower.pipeline.comparison import Verification, verify_method
 from hatch_lower.pipeline.eager import changed_parameters, random_operators, training_note
 from hatch_lower.pipeline.generated_inputs import LARGEST_ELEMENTS, InputMaker
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.real_inputs import RealInputs
-from hatch_lower.pipeline.verify import compared_text
+from hatch_lower.pipeline.verify import compared_text, wishes_for_real_inputs
 from hatch_lower.runtime.numbers import Tolerance
 
 pytestmark = pytest.mark.torch
@@ -382,6 +382,26 @@ def test_a_method_that_draws_random_numbers_is_told_so() -> None:
         "  to do: pass the random numbers as an input, or set `verify = false` for the recipe"
     )
     assert example_tensors(model) == ({}, "")
+
+
+class Appending(torch.nn.Module):
+    """Counts its calls in a list, which is no state of a program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(1)
+        return x + len(self.calls)
+
+
+def test_values_that_python_objects_carry_from_call_to_call_are_told() -> None:
+    model = captured(Appending(), torch.ones(2))
+    assert refuse(model, Lowered(model.methods[0].program.module())).endswith(
+        "\n  to do: eager itself computes other numbers in a second call with the same inputs, and no tensor of the"
+        " module changes: keep values of Python objects in buffers, and change the buffers in place"
+    )
 
 
 @pytest.mark.parametrize(
