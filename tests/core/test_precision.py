@@ -403,6 +403,24 @@ def test_layers_that_a_precision_leaves_in_float32_are_named(precision: Precisio
     assert line == f"`forward` in float32: `up` (conv_transpose1d), which `{precision}` leaves out"
 
 
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_a_bag_of_embeddings_that_stays_in_float32_is_named(precision: Precision) -> None:
+    pytest.importorskip("torchao")
+    model = captured(
+        nn.Sequential(nn.EmbeddingBag(64, 32), nn.Linear(32, 32)), None, torch.zeros(2, 3, dtype=torch.int64)
+    )
+    (line,) = Conversion(model, SETTINGS, {}).notes(Recipe("small", precision=precision))
+    assert line == f"`forward` in float32: `0` (embedding_bag), which `{precision}` leaves out"
+
+
+def test_a_model_of_small_weights_is_refused_with_the_least_size() -> None:
+    pytest.importorskip("torchao")
+    model = captured(nn.Linear(32, 8), None, torch.randn(2, 32))
+    with pytest.raises(CaptureError, match="changes no operation") as caught:
+        converted(model, "int4-weights")
+    assert "with 1,024 weights or more, can have another precision" in caught.value.hint
+
+
 def test_layers_that_the_file_keeps_in_float32_are_not_named_again() -> None:
     pytest.importorskip("torchao")
     model = captured(Mixed(), None, torch.randn(2, 16, 8, 8))

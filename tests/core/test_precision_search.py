@@ -131,6 +131,20 @@ def test_a_metric_that_no_choice_of_layers_keeps_is_an_error_with_its_numbers(pr
 
 
 @pytest.mark.torch
+def test_layers_that_the_precision_leaves_alone_are_no_choice(project: Path) -> None:
+    pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 8), nn.Linear(8, 32))  # two weights of few elements
+    source = capture_model("net", Model(net.eval(), {"forward": Method((torch.randn(64, 32),))}), Quiet())
+    inputs = inputs_of(project, f"metric_{project.name}:hopeless", source)
+    recipe = replace(inputs.recipes[0], precision="int8-weights")
+    inputs = replace(inputs, settings=replace(inputs.settings, recipes=(recipe,)))
+    with pytest.raises(VerificationError, match="no choice of layers") as caught:
+        search_precision(inputs, Quiet(), PrecisionSearch("small"))
+    assert caught.value.found.startswith("0 in float32: 0; eager 1")
+
+
+@pytest.mark.torch
 def test_a_module_that_the_model_lacks_is_refused_with_the_nearest_name() -> None:
     model = ModelSettings("net", "net:export", "net", ("small",))
     with pytest.raises(CaptureError, match="names a module that the model lacks") as caught:

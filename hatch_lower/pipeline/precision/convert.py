@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from hatch_lower.config.precision_file import PRECISION_FILE
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
@@ -180,9 +180,12 @@ class Conversion:
             return f"`{PRECISION_FILE}` keeps all layers in float32: remove modules from the list of this recipe"
         if recipe.precision == "int8" and not self._cases and any(map(count_convolutions, self._source.methods)):
             return "name inputs in `calibrate`, without which convolutions stay in float32; or remove `precision`"
-        return "convolutions, linear layers and embeddings can have another precision; remove `precision`"
+        layers = "convolutions, linear layers and `nn.Embedding`"
+        if recipe.precision.endswith("-weights"):
+            layers += f", with {LEAST_ELEMENTS:,} weights or more,"
+        return f"{layers} can have another precision; remove `precision`"
 
-    def trial(self, method: CapturedMethod, recipe: Recipe) -> Callable[[tuple[str, ...]], torch.nn.Module]:
+    def trial(self, method: CapturedMethod, recipe: Recipe) -> Callable[[tuple[str, ...]], GraphModule]:
         """Return a function from paths of modules in float32 to a module that computes in a recipe's precision."""
         if half := HALVES.get(recipe.precision):
             return lambda kept: in_half(method.program, half, kept, self.state_of(method)).module()
@@ -326,7 +329,7 @@ def program_calls(method: CapturedMethod) -> Iterator[Node]:
 WITH_WEIGHTS = frozenset(
     {
         *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear"),
-        *("embedding", "lstm", "gru", "rnn_tanh", "rnn_relu"),
+        *("embedding", "embedding_bag", "lstm", "gru", "rnn_tanh", "rnn_relu"),
     }
 )
 CONVOLVING = ("aten.conv1d.", "aten.conv2d.", "aten.conv3d.")

@@ -96,7 +96,7 @@ def least_count(most: int, holds: Callable[[int], bool]) -> int:
 def layer_effects(
     source: CapturedModel, conversion: Conversion, recipe: Recipe, cases: Cases
 ) -> tuple[LayerEffect, ...]:
-    """Return the layers with weights of all methods, the layer with the largest effect first."""
+    """Return the layers of all methods that the precision changes, the layer with the largest effect first."""
     errors: dict[str, float] = {}
     for method in source.methods:
         paths = list(dict.fromkeys(filter(None, map(innermost_module, filter(is_quantizable, program_calls(method))))))
@@ -106,9 +106,13 @@ def layer_effects(
             new_eager = eager_factory(source, method)
             expected = [compared_leaves(new_eager(), case) for case in given]
             trial = conversion.trial(method, recipe)
-            whole = error_of(module_outputs(trial(()), given, state), expected)
+            converted = trial(())
+            whole = error_of(module_outputs(converted, given, state), expected)
             for path in paths:
-                left = error_of(module_outputs(trial((path,)), given, state), expected) / whole if whole else 1.0
+                exact = trial((path,))
+                if exact.code == converted.code:  # in float32 in any case, as a small weight
+                    continue
+                left = error_of(module_outputs(exact, given, state), expected) / whole if whole else 1.0
                 errors[path] = min(errors.get(path, left), left)
     return tuple(LayerEffect(path, errors[path]) for path in sorted(errors, key=lambda path: (errors[path], path)))
 
