@@ -50,7 +50,7 @@ from hatch_lower.events import Event, Reporter, make_note_reporter, stage
 from hatch_lower.format.codec import read_record, write_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import lacks_device
-from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
+from hatch_lower.pipeline.exceptions import chain_of, describe_exception, is_out_of_memory
 from hatch_lower.pipeline.localize.finding import FINDINGS
 from hatch_lower.pipeline.precision.finding import PRECISIONS, PrecisionSearch
 from hatch_lower.runtime.torch_private.unimported import why_untried
@@ -93,12 +93,13 @@ def keep_costs(store: Store, distribution: str, report: ModelReport, timed: Stag
 
 LOWERING = ("lower", "recipe")  # the modes in which something is lowered and kept
 MEASURING = ("lower", "precision")  # the modes that measure the model's metric
+ENDED = 128 + signal.SIGTERM  # of the time limit; the exit status that shells report
 
 
 def main(arguments: list[str]) -> int:
     request = read_record(ChildRequest, Path(arguments[0]))
     faulthandler.enable(all_threads=False)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # unwinding removes temporary files
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(ENDED))  # unwinding removes temporary files
     end_with_parent()
     shorten_sockets(tempfile.gettempdir())
     refuse_signals(request.model)
@@ -316,7 +317,8 @@ def answered_error(request: ChildRequest, error: BaseException) -> LowerError:
         return undeclared
     if isinstance(error, LowerError):
         # the error is the reason; the output has the traceback for closer looks
-        if isinstance(error.__cause__, Exception):
+        is_ended = any(isinstance(each, SystemExit) and each.code == ENDED for each in chain_of(error))
+        if isinstance(error.__cause__, Exception) and not is_ended:
             print_traceback(error.__cause__)
         return error
     if is_out_of_memory(error):

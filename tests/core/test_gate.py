@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import types
@@ -29,6 +30,7 @@ from hatch_lower.driver.contents import find_contents
 from hatch_lower.driver.process import Child
 from hatch_lower.driver.protocol import ChildRequest, answer_of
 from hatch_lower.driver.sbom.document import with_metrics
+from hatch_lower.driver.worker import answered_error
 from hatch_lower.errors import EntryPointError, LowerError, VerificationError
 from hatch_lower.events import Event
 from hatch_lower.format.manifest import MetricEntry, read_manifest
@@ -39,7 +41,7 @@ from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.comparison import verify_method
 from hatch_lower.pipeline.export_key import recipe_row
-from hatch_lower.pipeline.gate import drop_advice
+from hatch_lower.pipeline.gate import drop_advice, with_place
 from hatch_lower.pipeline.verify import MethodError
 from hatch_lower.runtime.numbers import Tolerance
 
@@ -390,7 +392,7 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import LowerError
 from hatch_lower.events import NullReporter
 from hatch_lower.pipeline.capture import capture_model
-from hatch_lower.pipeline.gate import drop_advice
+from hatch_lower.pipeline.gate import drop_advice, with_place
 from hatch_lower.pipeline.lower_model import lower_model, start_build
 
 torch.set_num_threads(1)
@@ -484,6 +486,17 @@ def test_a_time_limit_names_the_metric(tmp_path: Path, name: str) -> None:
     assert isinstance(error, LowerError)
     assert error.what == "the build process took longer than its time limit of 60 s"
     assert error.where == f"model `net`, stage `{name}` of `net/default`, `metric = {NAME}`"
+
+
+def test_a_metric_that_the_time_limit_ends_prints_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failed = EntryPointError("the metric failed")
+    failed.__cause__ = SystemExit(128 + signal.SIGTERM)
+    with pytest.raises(EntryPointError) as caught, with_place("model `net`, eager"):
+        raise failed
+    answered_error(ChildRequest(gated(REFERENCE), "net", tmp_path, "lower"), caught.value)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_guide_quotes_the_error_of_a_drop() -> None:
