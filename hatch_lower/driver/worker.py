@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import importlib
 import os
-import random
 import signal
 import sys
 import tempfile
@@ -208,23 +207,22 @@ def run_pipeline(
         from hatch_lower.pipeline.capture import capture_model
         from hatch_lower.pipeline.discover import discover
         from hatch_lower.pipeline.export_key import capture_report
+        from hatch_lower.pipeline.metric import seed_random_numbers
         from hatch_lower.pipeline.sandbox import export_guard
 
         gc.freeze()
         gc.enable()
-        random.seed(0)
-        torch.manual_seed(0)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(0)
+        seed_random_numbers()
         entry = entry_of(request, model)
         with asks_hidden(), export_guard(model.name):
             exports = discover(entry)
     if request.mode in LOWERING and (newer := why_untried(torch.__version__)):
         line = f"{newer}: the build compares programs with eager as always, except where `verify` is false"
         reporter.report(Event("torch", "note", model.name, detail=line))
+    drawn: dict[str, str] = {}
     with asks_hidden(), export_guard(model.name):
         if model.metric and request.mode in MEASURING:
-            refuse_no_metric(replace(entry, export=model.metric, setting="metric"))
+            drawn = import_metric(replace(entry, export=model.metric, setting="metric"))
         source = capture_model(
             model.name,
             exports,
@@ -240,6 +238,7 @@ def run_pipeline(
     inputs, services = pipeline.start_build(
         request.settings, model, source, request.folder, reporter, store, fresh, request.sources
     )
+    services = replace(services, drawn=drawn)
     if request.localization is not None:
         write_record(request.folder / FINDINGS, pipeline.find_wrong(inputs, services, request.localization))
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
@@ -262,13 +261,17 @@ def entry_of(request: ChildRequest, model: ModelSettings) -> EntryPoint:
     )
 
 
-def refuse_no_metric(entry: EntryPoint) -> None:
-    """Raise `EntryPointError` for a metric that cannot be imported, before the minutes of an export."""
+def import_metric(entry: EntryPoint) -> dict[str, str]:
+    """Return the random states after the import of a metric, by library.
+
+    Raises `EntryPointError` for a metric that cannot be imported, before the minutes of an export.
+    """
     from hatch_lower.exir.lowering.process_state import process_restored
-    from hatch_lower.pipeline.metric import find_metric
+    from hatch_lower.pipeline.metric import find_metric, random_states
 
     with process_restored():
         find_metric(entry)
+        return random_states()
 
 
 def write_precisions(request: ChildRequest, search: PrecisionSearch, source: CapturedModel, reporter: Reporter) -> None:

@@ -69,7 +69,7 @@ def gate_recipe(
         spare = services.fresh.spare if services.fresh is not None else None
         with with_place(place):
             if spare is not None and spare.is_open:
-                value = measure_apart(spare, measured)
+                value = measure_apart(spare, measured, services.drawn)
             else:
                 with process_restored():
                     value = measure_here(measured)

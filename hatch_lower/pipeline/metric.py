@@ -11,7 +11,7 @@ import math
 import numbers
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import torch
 
+from hatch_lower.canonical import digest_of
 from hatch_lower.errors import EntryPointError, LowerError, ProgramError, by_hand_hint
 from hatch_lower.exir.graph.tensors import is_readable, storage_checksums, storage_key
 from hatch_lower.exir.lowering.process_state import process_restored
@@ -51,12 +52,12 @@ def metric_entry(inputs: BuildInputs) -> EntryPoint:
     return EntryPoint(inputs.model.name, inputs.model.metric, inputs.settings.root, setting="metric")
 
 
-def find_metric(entry: EntryPoint) -> Callable[[LoadedModel], object]:
+def find_metric(entry: EntryPoint, seed: int = 0) -> Callable[[LoadedModel], object]:
     """Import the function of a metric; raise `EntryPointError` if the function is missing or not callable.
 
     The import begins with the same random numbers in each process: a module may draw its inputs.
     """
-    seed_random_numbers()
+    seed_random_numbers(seed)
     function = find_value(entry)
     if not callable(function):
         raise EntryPointError(
@@ -130,12 +131,31 @@ def describe_result(value: object) -> str:
     return trim_lines(f"a value of type `{type(value).__name__}`: {value!r}")
 
 
-def seed_random_numbers() -> None:
+def seed_random_numbers(seed: int = 0) -> None:
     """Give each import and call of a metric the same random numbers."""
-    random.seed(0)
-    torch.manual_seed(0)
+    random.seed(seed)
+    torch.manual_seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(0)
+        sys.modules["numpy"].random.seed(seed)
+
+
+def random_states() -> dict[str, str]:
+    """Return digests of the generators, which differ where an import has drawn other numbers from the same seed."""
+    states: dict[str, object] = {"random": random.getstate(), "torch": torch.get_rng_state().tolist()}
+    if "numpy" in sys.modules:
+        _, words, place, *_ = sys.modules["numpy"].random.get_state()
+        states["numpy"] = (words.tolist(), place)
+    return {library: digest_of(repr(state)) for library, state in states.items()}
+
+
+def refuse_drawn_inputs(entry: EntryPoint, libraries: Iterable[str]) -> NoReturn:
+    raise EntryPointError(
+        "the import of the metric draws random numbers, and eager has got other numbers than a recipe",
+        where=entry.where(),
+        found=f"numbers of {', '.join(f'`{library}`' for library in libraries)}, drawn at the import of a module that"
+        " the model's code has imported before the metric",
+        hint="draw in the function, or from a generator with a seed: `torch.Generator().manual_seed(1)`",
+    )
 
 
 @contextmanager

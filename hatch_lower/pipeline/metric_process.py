@@ -10,9 +10,11 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import EntryPointError, LowerError, by_hand_hint, error_from_json
 from hatch_lower.frozen import Frozen
@@ -25,6 +27,9 @@ from hatch_lower.pipeline.fresh_process import (
     start_fresh,
 )
 
+if TYPE_CHECKING:
+    from hatch_lower.pipeline.discover import EntryPoint
+
 
 class MeasuredRecipe(Frozen):
     """A packaged recipe, and the metric that its model gets."""
@@ -35,20 +40,39 @@ class MeasuredRecipe(Frozen):
     recipes: tuple[str, ...]  # of the model, in load order
     metric: str  # `module:function`
     root: Path  # of the project
+    # of the random numbers for the import of the metric; a recipe is measured with 0, else the metric is only imported
+    seed: int = 0
 
 
 def start_spare() -> FreshProcess | None:
     return start_fresh(answer_in_fork)
 
 
-def measure_apart(spare: FreshProcess, measured: MeasuredRecipe) -> float:
-    """Return the metric of a recipe, from a fork of the spare process; raise the error of the metric."""
-    answer = spare.ask(measured)
+def measure_apart(spare: FreshProcess, measured: MeasuredRecipe, drawn: Mapping[str, str] | None = None) -> float:
+    """Return the metric of a recipe, from a fork of the spare process; raise the error of the metric.
+
+    `drawn`: the random states after the import of the metric for eager. Raises `EntryPointError` for an import that
+    draws other numbers here, and that does not seed the generators itself.
+    """
+    answer = answer_of_fork(spare, measured)
+    here: dict[str, str] = answer["drawn"]
+    if drawn and any(drawn.get(library) != state for library, state in here.items()):
+        from hatch_lower.pipeline.metric import refuse_drawn_inputs
+
+        other = answer_of_fork(spare, replace(measured, seed=1))["drawn"]
+        free = [name for name, state in here.items() if state not in (drawn.get(name), other.get(name))]
+        if free:
+            refuse_drawn_inputs(entry_measured(measured), free)
+    return float(answer["metric"])
+
+
+def answer_of_fork(spare: FreshProcess, measured: MeasuredRecipe) -> dict[str, Any]:
+    answer: dict[str, Any] = spare.ask(measured)
     if "error" in answer:
         raise error_from_json(answer["error"])
     if "memory" in answer:
         raise MemoryError(answer["memory"])
-    return float(answer["metric"])
+    return answer
 
 
 def answer_in_fork(line: bytes) -> object:
@@ -87,8 +111,16 @@ def ended_metric(measured: MeasuredRecipe, found: str) -> LowerError:
 
 
 def answer_measured(measured: MeasuredRecipe) -> dict[str, Any]:
+    from hatch_lower.pipeline.metric import find_metric, random_states, seed_random_numbers
+
     try:
-        return {"metric": measure_here(measured)}
+        for name in measured.packaged.imports:
+            importlib.import_module(name)
+        seed_random_numbers(measured.seed)
+        undrawn = random_states()
+        find_metric(entry_measured(measured), measured.seed)
+        drawn = {name: state for name, state in random_states().items() if state != undrawn.get(name)}
+        return {"drawn": drawn} if measured.seed else {"drawn": drawn, "metric": measure_here(measured)}
     except LowerError as error:
         return {"error": error.to_json()}
     except MemoryError as error:
@@ -98,7 +130,6 @@ def answer_measured(measured: MeasuredRecipe) -> dict[str, Any]:
 def measure_here(measured: MeasuredRecipe) -> float:
     """Return the metric of a packaged recipe in this process."""
     # late imports: the start of the spare process, before the export, does not wait for the modules
-    from hatch_lower.pipeline.discover import EntryPoint
     from hatch_lower.pipeline.metric import measure_metric, provenance_of
     from hatch_lower.runtime.loaded import LoadedModel
 
@@ -109,5 +140,10 @@ def measure_here(measured: MeasuredRecipe) -> float:
         packaged.plan, packaged.constants, packaged.folder, packaged.outside, "torch", packaged.device
     )
     model = LoadedModel(executor, provenance_of(measured.model, measured.recipe, measured.recipes))
-    entry = EntryPoint(measured.model, measured.metric, measured.root, setting="metric")
-    return measure_metric(entry, model)
+    return measure_metric(entry_measured(measured), model)
+
+
+def entry_measured(measured: MeasuredRecipe) -> EntryPoint:
+    from hatch_lower.pipeline.discover import EntryPoint
+
+    return EntryPoint(measured.model, measured.metric, measured.root, setting="metric")

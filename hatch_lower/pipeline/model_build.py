@@ -91,6 +91,8 @@ class Services(Frozen):
     digests: SpanDigests
     reporter: Reporter
     fresh: FreshProcess | None  # a process that has not run the model's code
+    # random states after the import of the metric in this process, by library
+    drawn: Mapping[str, str] = field(default_factory=dict)
 
     def warn(self, line: str) -> None:
         self.reporter.report(Event("cache", "note", self.packager.model, detail=line))

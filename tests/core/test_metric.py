@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,15 @@ import pytest
 import torch
 
 from hatch_lower.config.settings import ModelSettings, Settings
-from hatch_lower.driver.worker import refuse_no_metric
+from hatch_lower.driver.worker import import_metric
 from hatch_lower.errors import EntryPointError
 from hatch_lower.events import NullReporter
 from hatch_lower.model import Method, Model
+from hatch_lower.pipeline import metric_process
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.discover import EntryPoint
 from hatch_lower.pipeline.metric import metric_entry, metric_of
+from hatch_lower.pipeline.metric_process import MeasuredRecipe, answer_measured, measure_apart
 from hatch_lower.pipeline.model_build import BuildInputs
 
 pytestmark = pytest.mark.torch
@@ -132,11 +138,38 @@ def test_each_import_of_the_module_draws_the_same_random_numbers(
     found = set()
     for early in (False, True):
         if early:  # as a build does, before the export
-            refuse_no_metric(metric_entry(inputs))
+            import_metric(metric_entry(inputs))
         found.add(metric_of(inputs, source))
         del sys.modules[name]
         torch.rand(3)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [("torch.rand(3)", False), ("torch.manual_seed(7), torch.rand(3)", True), ("torch.ones(3)", True)],
+)
+def test_an_import_that_draws_other_numbers_for_eager_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, same: bool
+) -> None:
+    name = f"early_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(f"import torch\nDRAWN = {line}\ndef accuracy(model): return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(metric_process, "measure_here", lambda measured: 1.0)
+    entry = EntryPoint("net", f"{name}:accuracy", tmp_path, setting="metric")
+    packaged: Any = SimpleNamespace(imports=())
+    measured = MeasuredRecipe(packaged, "net", "small", ("small",), entry.export, tmp_path)
+
+    def ask(asked: MeasuredRecipe) -> object:
+        sys.modules.pop(name)
+        return answer_measured(asked)
+
+    importlib.import_module(name)  # by the model's code
+    torch.rand(3)
+    drawn = import_metric(entry)
+    spare: Any = SimpleNamespace(ask=ask)
+    with nullcontext() if same else pytest.raises(EntryPointError, match="import of the metric draws random numbers"):
+        assert measure_apart(spare, measured, drawn) == 1.0
 
 
 @pytest.mark.parametrize(
