@@ -267,7 +267,7 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
         codes = " ".join([target["isa"], *target.get("arch", ())]) if target else ""
         machine = f"{target['system']} {target['machine']}, {codes}" if target else "any machine"
         requires = ", ".join(report["requirements"])
-        rows.append((recipe, ", ".join(report["backends"]) or "none", machine, size_text(report["size"]), requires))
+        rows.append((recipe, engines_text(report), machine, size_text(report["size"]), requires))
     yield from table_lines(rows, indent=2, right=[3])
     yield ""
     rows = [("recipe", "needs torch", "installation")]
@@ -302,6 +302,12 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
     if rows:
         yield ""
         yield from table_lines([("recipe", "method", "left out of", "op", "at", "why"), *rows], indent=2)
+
+
+def engines_text(recipe: Report) -> str:
+    """Return the backends of a recipe, and a precision other than float32: `onnxruntime, int8`."""
+    precision = [] if recipe["precision"] == "float32" else [recipe["precision"]]
+    return ", ".join([*(recipe["backends"] or ["none"]), *precision])
 
 
 def measured_lines(model: Report) -> Iterator[str]:

@@ -96,6 +96,7 @@ class OpenedRecipe(Frozen):
         """Return the facts of every recipe that are shown and compared, as JSON; `size` counts its own files."""
         return {
             "backends": list(self.entry.backends),
+            "precision": self.entry.precision,
             "device": self.entry.device,
             "target": self.entry.target and encode(self.entry.target, packaged=True),
             "not_compared": self.entry.not_compared,

@@ -18,7 +18,14 @@ from support.installed import update_entries
 from hatch_lower import __version__
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
-from hatch_lower.cli.inspect import delegate_text, delegates_text, installation_text, installed_sizes, undelegated_rows
+from hatch_lower.cli.inspect import (
+    delegate_text,
+    delegates_text,
+    engines_text,
+    installation_text,
+    installed_sizes,
+    undelegated_rows,
+)
 from hatch_lower.cli.output import count, page
 from hatch_lower.config.schema import schema_text
 from hatch_lower.errors import size_text
@@ -735,3 +742,11 @@ def test_a_command_does_not_show_what_torch_says_of_a_missing_numpy(recwarn: pyt
     finally:
         del main.commands["warns"]
     assert [str(warning.message) for warning in recwarn] == ["another one"]
+
+
+@pytest.mark.parametrize(
+    ("backends", "precision", "text"),
+    [(["aoti"], "float32", "aoti"), (["aoti"], "int8", "aoti, int8"), ([], "bfloat16", "none, bfloat16")],
+)
+def test_a_precision_is_shown_beside_the_backends(backends: list[str], precision: str, text: str) -> None:
+    assert engines_text({"backends": backends, "precision": precision}) == text

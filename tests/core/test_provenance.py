@@ -216,6 +216,15 @@ def test_several_models_in_several_packages_have_components_of_their_own(make: M
     assert "file:shop/letters/_lowered/manifest.json" in components
 
 
+def test_the_precision_of_a_recipe_is_a_property(make: Make) -> None:
+    subject = make("digits", backends=(NATIVE,))
+    entry: Any = subject.result.models[0].entry
+    entry["recipes"]["portable"]["precision"] = "int8"
+    told = facts(by_ref(checked(subject))["model:digits"])
+    assert told["recipe:portable:precision"] == "int8"
+    assert "recipe:default:precision" not in told
+
+
 def test_the_document_says_what_a_model_is_made_of(make: Make) -> None:
     document = checked(make(weights=b"weights", card=CARD, backends=(NATIVE,)))
     components = by_ref(document)

@@ -14,7 +14,7 @@
       parts.push(table("methods", ["method", "signature", "result"], Object.entries(model.methods).map(([name, method]) => [name, element("code", {}, method.signature), element("code", {}, method.outputs)])));
       const recipes = model.order.map((name) => [name, model.recipes[name]]);
       parts.push(table("recipes, in the order in which they are tried", ["recipe", "engines", "runs on", "size #", "requires"], recipes.map(([name, recipe]) => [
-        name, recipe.backends.join(", ") || "none",
+        name, [recipe.backends.join(", ") || "none", ...(recipe.precision === "float32" ? [] : [recipe.precision])].join(", "),
         recipe.target ? `${recipe.target.system} ${recipe.target.machine}, ${recipe.target.isa}` : "any machine",
         sizeText(recipe.size), recipe.requirements.join(", "),
       ])));

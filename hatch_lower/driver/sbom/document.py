@@ -145,6 +145,8 @@ def model_component(
         facts["weights:size"] = [str(entry["constants"]["size"])]
     for name, recipe in entry["recipes"].items():
         facts[f"recipe:{name}:backends"] = [", ".join(recipe["backends"]) or "none"]
+        if precision := recipe.get("precision"):  # other than float32
+            facts[f"recipe:{name}:precision"] = [precision]
         if target := recipe["target"]:
             parts = [target["system"], target["machine"], target["isa"], *target.get("arch", ())]
             facts[f"recipe:{name}:target"] = [" ".join(parts)]
