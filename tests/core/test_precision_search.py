@@ -150,6 +150,7 @@ def test_a_module_that_the_model_lacks_is_refused_with_the_nearest_name() -> Non
     with pytest.raises(CaptureError, match="names a module that the model lacks") as caught:
         Conversion(captured(), model, {}).converted(Recipe("small", precision="bfloat16"), ("layers.77",))
     assert "did you mean `layers.7`? known: `layers.0`" in caught.value.found
+    assert caught.value.hint == "search again: `hatch-lower precision net --recipe small --write`"
 
 
 @pytest.mark.torch

@@ -159,7 +159,7 @@ class Conversion:
 
         Raises `CaptureError` where the model, or this environment, does not allow the precision.
         """
-        refuse_unknown_modules(kept, self._source, f"model `{self._model.name}`, recipe `{recipe.name}`")
+        refuse_unknown_modules(kept, self._source, recipe.name)
         key = (recipe.precision, engine_of(recipe), kept)
         if key not in self._made:
             methods = tuple(self._method(method, recipe, kept) for method in self._source.methods)
@@ -302,7 +302,7 @@ def refuse_no_examples(method: CapturedMethod, where: str) -> None:
         )
 
 
-def refuse_unknown_modules(kept: Iterable[str], source: CapturedModel, where: str) -> None:
+def refuse_unknown_modules(kept: Iterable[str], source: CapturedModel, recipe: str) -> None:
     """Refuse paths in `precision.toml` that are no modules of the model."""
     stacks = (node.meta.get("nn_module_stack") or {} for method in source.methods for node in program_calls(method))
     known = {path for stack in stacks for path, _ in stack.values() if path}
@@ -310,9 +310,9 @@ def refuse_unknown_modules(kept: Iterable[str], source: CapturedModel, where: st
         if path not in known:
             raise CaptureError(
                 f"`{PRECISION_FILE}` names a module that the model lacks",
-                where=where,
+                where=f"model `{source.name}`, recipe `{recipe}`",
                 found=f"`{path}`; {nearest(path, known)}",
-                hint="search again: `hatch-lower precision --write`",
+                hint=f"search again: `hatch-lower precision {source.name} --recipe {recipe} --write`",
             )
 
 
