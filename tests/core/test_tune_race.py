@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 
@@ -186,6 +187,21 @@ def test_a_candidate_that_may_be_equal_is_equal_within_a_limit() -> None:
     assert pick({"a": best, "b": Interval(1.028, 1.01, 1.05)}, preferences) == "b"
     assert pick({"a": best, "b": Interval(1.028, 1.021, 1.05)}, preferences) == "a"
     assert pick({"a": best, "b": Interval(1.04, 1.01, 1.07)}, preferences) == "a"
+
+
+@pytest.mark.parametrize(
+    ("current", "stays"),
+    [
+        (Interval(1.09, 1.01, 1.2), True),  # may tie
+        (Interval(1.09, 1.03, 1.2), False),  # is slower beyond doubt
+        (Interval(1.2, 1.01, 1.4), False),
+        (Interval(1.28, 0.0, math.inf), True),  # of a single heat
+        (Interval(1.7, 0.0, math.inf), False),
+    ],
+)
+def test_the_choice_so_far_gives_way_to_a_clear_gain_only(current: Interval, stays: bool) -> None:
+    preferences = {"a": Preference(False, True, 0, 100), "b": Preference(True, True, 1, 200)}
+    assert pick({"a": exactly(1.0), "b": current}, preferences) == ("b" if stays else "a")
 
 
 @pytest.mark.parametrize("seconds", [1.0, 1.01, 1.04], ids=lambda each: f"{each}")

@@ -23,6 +23,9 @@ from hatch_lower.frozen import Frozen
 EAGER = ""  # the name of eager in a heat: no recipe has an empty name
 TIE = 1.02  # a smaller ratio is no reason for a choice
 CLOSE = 1.03  # nor is a smaller ratio that may be a tie: repetitions are to choose the same candidate
+# the project's choice so far gives way to a candidate that is faster beyond doubt, or by more than this factor, or by
+# more than the second factor with too few heats for an interval
+KEPT, KEPT_ONCE = 1.1, 1.65
 NARROW = 1.01  # an interval with this ratio of its ends has an estimate that counts
 # A candidate that is slower by this factor in its first heat leaves. On two busy cores the ratio to eager of equal
 # programs differed by a factor of 1.65 between two first heats.
@@ -243,5 +246,12 @@ class Preference(Frozen):
 
 def pick(ratios: Mapping[str, Interval], preferences: Mapping[str, Preference]) -> str:
     """Return the preferred of the candidates that tie with the best, or may tie, by their ratios to the best."""
-    equal = [name for name, ratio in ratios.items() if ratio.value <= (CLOSE if ratio.low <= TIE else TIE)]
+    equal = [name for name, ratio in ratios.items() if may_tie(ratio, is_current=preferences[name].is_current)]
     return min(equal, key=lambda name: preferences[name].key(name))
+
+
+def may_tie(ratio: Interval, *, is_current: bool) -> bool:
+    if ratio.low > TIE:
+        return False
+    kept = KEPT_ONCE if ratio.low == 0 else KEPT
+    return ratio.value <= (kept if is_current else CLOSE)
