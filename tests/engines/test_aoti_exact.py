@@ -28,7 +28,9 @@ class Functions(nn.Module):
 
 class Dtypes(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        results = [Functions()(given) for given in (x, x.double(), x.half(), x.bfloat16(), x.int())]
+        floats = x, x.double(), x.half(), x.bfloat16()
+        results = [Functions()(given) for given in (*floats, x.int())]
+        results += [(nn.functional.elu(given, 0.3), nn.functional.selu(given)) for given in floats]
         return tuple(result for of_dtype in results for result in of_dtype)
 
 
@@ -51,7 +53,8 @@ def test_small_and_large_numbers_keep_the_digits_of_eager(tmp_path: Path) -> Non
 class Deviations(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         by_rows = [torch.std(given, 1, correction=0, keepdim=True) for given in (x, x.bfloat16(), x.double())]
-        return *by_rows, x.T.std(0), (x[:2] * 1e19).std()
+        means = *torch.std_mean(x, 1, correction=0), *torch.std_mean(x.bfloat16(), 1, keepdim=True), *torch.std_mean(x)
+        return *by_rows, x.T.std(0), (x[:2] * 1e19).std(), *means
 
 
 def test_standard_deviations_of_small_and_large_numbers_keep_the_digits_of_eager(tmp_path: Path) -> None:

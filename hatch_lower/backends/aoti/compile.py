@@ -148,7 +148,7 @@ def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
     return None
 
 
-VERSION = "25"
+VERSION = "26"
 
 
 class InductorBackend:

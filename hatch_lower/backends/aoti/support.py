@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.aoti.exact import STD
+from hatch_lower.backends.aoti.exact import STD, STD_MEAN
 from hatch_lower.backends.aoti.layers import why_not_quantized
 from hatch_lower.backends.aoti.sizes import why_not_sizes
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, why_not_tensors
@@ -35,6 +35,7 @@ KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.silu.default,
     torch.ops.aten.hardswish.default,
     STD,
+    STD_MEAN,
 )
 
 
