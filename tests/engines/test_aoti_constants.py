@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+import hatch_lower
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
 from hatch_lower.backends.aoti.library import choose_compiler
@@ -19,6 +20,8 @@ from hatch_lower.backends.aoti.record import generate
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.errors import ProgramError
 from hatch_lower.exir.graph.state import constant_of, constant_specs
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 
 pytestmark = [
@@ -249,3 +252,34 @@ def test_inductor_fills_no_memory_for_constants(tmp_path: Path) -> None:
         generated = generate(AotiCopy(program))
     assert len(generated.bound) == 2
     assert measured("VmHWM") - before < 128 << 10
+
+
+class Before(nn.Module):
+    """State whose contents before a change are returned, and copied into other state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("first", "second", "last", "fixed"):
+            self.register_buffer(name, torch.arange(6.0))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        rows = self.second.view(2, 3)
+        results = [self.first.clone(), torch.cat([self.second]), self.second.repeat(1), rows.clone()[1]]
+        given = self.first.clone()
+        self.first.copy_(self.last * 2)
+        self.last.copy_(given)
+        self.second.add_(x)
+        return [*results, self.last + x, self.fixed.clone()]
+
+
+def test_a_copy_of_state_has_the_contents_before_a_change(tmp_path: Path) -> None:
+    x = torch.arange(6.0)
+    program = torch.export.export(Before(), (x,))
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    assert not lowered.reasons["forward"]
+    model, eager = hatch_lower.load(save_program(lowered, tmp_path / "out")), Before()
+    for step in range(3):
+        results, expected = model(x + step), eager(x + step)
+        for result, other in zip(results, expected, strict=True):
+            assert torch.equal(result, other)
+        results[-1].add_(1)  # the copy of a constant belongs to the caller

@@ -170,9 +170,10 @@ def settings_isolated(
     saved = {name: os.environ.get(name) for name in environment}
     try:
         set_environment(environment)
-        with inductor.pinned({**settings, "cpp.cxx": (compiler,)}, isa.vectors), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            with inductor.pinned({**settings, "cpp.cxx": (compiler,)}, isa.vectors):
+                yield
     finally:
         set_environment(saved)
 

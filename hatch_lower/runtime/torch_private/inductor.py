@@ -23,13 +23,14 @@ def pinned(settings: Mapping[str, object], vectors: str) -> Iterator[None]:
 
     probe = cpu_vec_isa.valid_vec_isa_list
     # late: sympy takes long to import, and running a library does not need sympy
+    from hatch_lower.runtime.torch_private.inductor_copies import copies_kept
     from hatch_lower.runtime.torch_private.inductor_numbers import exact_numbers
     from hatch_lower.runtime.torch_private.older import inductor_mended, without_newer
 
     known: Any = [pinned_vectors(getattr(cpu_vec_isa, vectors))] if vectors else []
     cpu_vec_isa.valid_vec_isa_list = lambda: known  # type: ignore[assignment]
     try:
-        with config.patch(without_newer(settings)), exact_numbers(), inductor_mended():
+        with config.patch(without_newer(settings)), exact_numbers(), copies_kept(), inductor_mended():
             yield
     finally:
         cpu_vec_isa.valid_vec_isa_list = probe
