@@ -49,7 +49,7 @@ from hatch_lower.runtime.torch_private.cuda import capability_of, current_gpu, n
 from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel, gpu_stand_ins, triton_files, triton_versions
 from hatch_lower.runtime.torch_private.kernel_times import measure_on_gpu, time_kernels
 
-VERSION = "3"
+VERSION = "4"
 
 PTXAS_VARIABLES = ("DISABLE_PTXAS_OPT", "PTXAS_OPTIONS")
 
