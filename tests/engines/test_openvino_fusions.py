@@ -111,7 +111,17 @@ class Transposed(nn.Module):
         return *means, x.norm(dim=2).permute(2, 0, 1) - 1, x.prod(2).transpose(0, 1) + x.prod(2)
 
 
-@pytest.mark.parametrize("kind", [Quotients, Columns, BatchNorms, Variances, Joined, Transposed])
+class Reshaped(nn.Module):
+    """Other shapes of reductions, with a size of 1 in the reduced dimension and other sizes elsewhere."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        column, square = x[..., :1], x[0, :, :6] + 1
+        rows = column.sum(0).reshape(1, 6) + square, (column > 1).any(0).reshape(1, 6).float() * square
+        means = x[:1].mean(1).reshape(8, 1) - x[0].t(), column.prod(0).unsqueeze(0).flatten(1) * square
+        return *rows, *means, square[:, :1] @ column.amax(0).reshape(1, 6), x[:, :2, :3].sum(0).reshape(1, 6) + square
+
+
+@pytest.mark.parametrize("kind", [Quotients, Columns, BatchNorms, Variances, Joined, Transposed, Reshaped])
 def test_what_is_fused_gives_eagers_numbers(kind: type[nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(1)
     module, x = kind().eval(), torch.randn(2, 6, 8)

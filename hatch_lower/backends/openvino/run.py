@@ -14,7 +14,8 @@ AVX-512, for models of two operations:
 
 The plugin moves absolute values to the inputs of a one-dimensional concatenation, so that all users of the
 concatenation read absolute values; another shape between the two prevents this. The plugin drops a transposition of a
-dimension of size 1 next to a reduction without `keepdim`.
+dimension of size 1 next to a reduction without `keepdim`, and a reshape to a shape with sizes of 1 in the reduced
+dimensions, whatever the other sizes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def keep_numbers(openvino: Any, model: Any) -> None:
         elif kind.startswith("Reduce"):
             if any(differs_fused(user, fixed) for user in users(layer, fixed)):
                 apart.append(layer.output(0))
-            keep_transposition(openvino, layer)
+            keep_order(openvino, layer)
     model.add_results([openvino.op.Result(value) for value in apart if node_name(value) not in fixed])
 
 
@@ -94,16 +95,24 @@ def keep_concatenation(openvino: Any, layer: Any) -> None:
     layer.output(0).replace(openvino.opset13.squeeze(absolute, first).output(0))
 
 
-def keep_transposition(openvino: Any, layer: Any) -> None:
-    """Remove the dimensions of a reduction by another operation, if a transposition is next."""
+def keep_order(openvino: Any, layer: Any) -> None:
+    """Remove the dimensions of a reduction by another operation, if a transposition or another shape is next."""
     places = list(layer.output(0).get_target_inputs())
-    is_next = any(place.get_node().get_type_name() == "Transpose" for place in places)
-    if is_next and not layer.get_attributes()["keep_dims"]:
+    if any(map(changes_order, places)) and not layer.get_attributes()["keep_dims"]:
         layer.set_attribute("keep_dims", True)
         layer.validate_and_infer_types()
         squeezed = openvino.opset13.squeeze(layer, layer.input_value(1))
         for place in places:
             place.replace_source_output(squeezed.output(0))
+
+
+def changes_order(place: Any) -> bool:
+    """Return whether a value becomes a transposition or another shape, past conversions of its dtype."""
+    node = place.get_node()
+    kind = node.get_type_name()
+    if kind == "Convert":  # OpenVINO removes a conversion of bool to bool
+        return any(map(changes_order, node.output(0).get_target_inputs()))
+    return kind in SHAPED or kind == "Transpose"
 
 
 def names_of_fixed(layers: Sequence[Any]) -> set[str]:
