@@ -479,6 +479,23 @@ def test_tensors_without_elements_are_eagers(tmp_path: Path) -> None:
     assert len(delegates(lowered)) == 1
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (2, 4)])
+def test_truths_and_norms_of_rows_without_elements_are_eagers(shape: tuple[int, ...], tmp_path: Path) -> None:
+    def truths(x: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+        attended = nn.functional.scaled_dot_product_attention(torch.ones(1, 2, 3, 4), keys, keys)
+        norms = nn.functional.layer_norm(x, x.shape[1:]), attended, x.sum()
+        return (
+            (x > 0).all(),
+            x.all(),
+            x.any(dim=(0, 1)),
+            (x > 0).all(1),
+            nn.functional.one_hot((x > 0).long(), 2),
+            *norms,
+        )
+
+    check(Apply(truths), tmp_path, (torch.randn(shape), torch.randn(1, 2, shape[1], 4)))
+
+
 def test_a_size_that_is_never_zero_costs_no_partition(tmp_path: Path) -> None:
     module, x = Apply(lambda x: (x * 2 - (x + 1).mean()) * 3), torch.randn(3, 4)
     for dim, count in ((Dim("batch", max=9), 2), (Dim("batch", min=1, max=9), 1)):

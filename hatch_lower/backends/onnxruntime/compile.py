@@ -18,7 +18,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-VERSION = "20"
+VERSION = "21"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 # providers with a kernel for ONNX Runtime's own product of transposed matrices

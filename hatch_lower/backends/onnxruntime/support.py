@@ -236,6 +236,9 @@ def limit_attention(given: Mapping[str, object]) -> str:
     mask = getattr(mask, "meta", {}).get("val", mask)
     if (mask is not None and mask.dtype != torch.bool) or given["dropout_p"] or given["enable_gqa"]:
         return "attention with a mask of floats, dropout or grouped queries is not taken whole"
+    key: Any = given["key"]
+    if getattr(key, "meta", {}).get("val", key).shape[-2:-1] == (0,):
+        return "attention over no keys is not taken whole"
     # the translation takes the root of the scale
     scale = given["scale"]
     positive = scale is None or (isinstance(scale, (int, float)) and 0 <= scale < math.inf)
@@ -268,6 +271,11 @@ def limit_zero_factor(given: Mapping[str, object]) -> str:
 def limit_reduction(given: Mapping[str, object]) -> str:
     # Without dimensions, the exporter does not translate the call.
     return "" if given["dim"] else "a reduction over all dimensions without naming them is not taken"
+
+
+def limit_layer(given: Mapping[str, Any]) -> str:
+    # ONNX Runtime refuses such rows in the call.
+    return "a layer norm of rows without elements is not taken" if 0 in given["normalized_shape"] else ""
 
 
 def limit_norm(given: Mapping[str, Any]) -> str:
@@ -324,7 +332,9 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
     torch.ops.aten.baddbmm.default: limit_zero_factor,
     torch.ops.aten.convolution.default: limit_convolution,
     torch.ops.aten.index.Tensor: limit_index,
+    torch.ops.aten.layer_norm.default: limit_layer,
     torch.ops.aten.linalg_vector_norm.default: limit_norm,
+    torch.ops.aten.native_layer_norm.default: limit_layer,
     torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
     torch.ops.aten.scatter.src: limit_scatter,
     torch.ops.aten.scatter_add.default: limit_scatter,

@@ -163,14 +163,19 @@ def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = Fa
     return op.CastLike(op.Div(total, count_elements(self, axes, wide)), self)
 
 
-def any_dim(self: TTensor, dim: int, keepdim: bool = False) -> Value:
+def any_dims(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = False) -> Value:
     # Without elements, `any` is false; the maximum over an empty set is the lowest number.
     shape: Any = self.shape
     truth = op.Cast(self, to=ir.DataType.BOOL)
-    if not shape:
+    axes = list(range(len(shape))) if dim is None else list(dim)
+    if not shape or not axes:
         return truth
-    greatest = op.ReduceMax(op.Cast(truth, to=ir.DataType.INT64), op.Constant(value_ints=[dim]), keepdims=int(keepdim))
+    greatest = op.ReduceMax(op.Cast(truth, to=ir.DataType.INT64), op.Constant(value_ints=axes), keepdims=int(keepdim))
     return op.Greater(greatest, op.Constant(value_int=0))
+
+
+def any_dim(self: TTensor, dim: int, keepdim: bool = False) -> Value:
+    return any_dims(self, [dim], keepdim)
 
 
 def group_norm(
@@ -216,6 +221,7 @@ def count_elements(self: Value, axes: Value, like: Value) -> Value:
 
 TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.any.dim: any_dim,
+    torch.ops.aten.any.dims: any_dims,
     torch.ops.aten.clamp.default: clamp,
     torch.ops.aten.copy.default: copy,
     torch.ops.aten.elu.default: elu,
