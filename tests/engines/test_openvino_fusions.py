@@ -168,6 +168,17 @@ class Norms(nn.Module):
         return normed * self.weight, (x - x.mean(-1, keepdim=True)) * self.weight, (x + x.amax(1, keepdim=True)) / 1.5
 
 
+def test_a_product_that_is_viewed_as_a_number_is_eagers(tmp_path: Path) -> None:
+    class Product(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            return torch.einsum("ij,ij->", x, y), (x[:1] @ y[:1].t()).reshape([]) + 1
+
+    given = torch.randn(3, 4), torch.randn(3, 4)
+    program = torch.export.export(Product(), given)
+    lowered = to_edge_transform_and_lower(program, partitioner=[OpenvinoBackend.partitioner({})]).to_executorch()
+    torch.testing.assert_close(load(save_program(lowered, tmp_path / "saved"))(*given), Product()(*given))
+
+
 def test_a_computed_operand_ends_a_reductions_kernel(tmp_path: Path) -> None:
     module, x = Norms().eval(), torch.randn(2, 6, 8)
     lowered = to_edge_transform_and_lower(

@@ -185,6 +185,8 @@ def why_not_values(name: str, given: Mapping[str, Any]) -> str:
 def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
     if name == GROUPS and len(shape := given["input"].meta["val"].shape) < 3 and not is_static_shape(shape):
         return "OpenVINO has no kernel for groups of rows whose number is dynamic"
+    if name == "aten.view.default" and not given["size"]:
+        return "OpenVINO ends the process for a product that is viewed as a single number"
     if name in claims.CONVOLUTIONS:
         return why_not_convolution(given)
     if name == ATTENTION and not has_several_keys(given["key"].meta["val"].shape[-2], ranges):
