@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.export import Dim
 
 from hatch_lower import load
 from hatch_lower.exir.graph.operators import operator_name
@@ -177,6 +178,21 @@ def test_a_product_that_is_viewed_as_a_number_is_eagers(tmp_path: Path) -> None:
     program = torch.export.export(Product(), given)
     lowered = to_edge_transform_and_lower(program, partitioner=[OpenvinoBackend.partitioner({})]).to_executorch()
     torch.testing.assert_close(load(save_program(lowered, tmp_path / "saved"))(*given), Product()(*given))
+
+
+def test_sums_of_many_dynamic_dimensions_are_eagers(tmp_path: Path) -> None:
+    class Sums(nn.Module):
+        def forward(self, x: Tensor, column: Tensor, y: Tensor, block: Tensor) -> tuple[Tensor, ...]:
+            return x + column, y + block  # OpenVINO would compute the second sum in the kernel of the first
+
+    shapes = (3, 3, 3, 3, 4), (3, 3, 3, 3, 1), (3, 4, 3, 4, 3, 3, 2), (1, 4, 1, 4, 3, 3, 1)
+    given = tuple(map(torch.randn, shapes))
+    sizes = tuple({place: Dim.AUTO for place, size in enumerate(shape) if size > 1} for shape in shapes)
+    program = torch.export.export(Sums(), given, dynamic_shapes=sizes)
+    lowered = to_edge_transform_and_lower(program, partitioner=[OpenvinoBackend.partitioner({})]).to_executorch()
+    torch.testing.assert_close(load(save_program(lowered, tmp_path / "saved"))(*given), Sums()(*given))
+    (reason,) = set(lowered.reasons["forward"].values())
+    assert reason == "its result has more than 6 dimensions with dynamic sizes, and OpenVINO mixes up the kernels"
 
 
 def test_a_computed_operand_ends_a_reductions_kernel(tmp_path: Path) -> None:
