@@ -26,7 +26,7 @@ from hatch_lower.pipeline.generated_inputs import GeneratedInputs, InputMaker
 from hatch_lower.pipeline.module_checks import path_text
 from hatch_lower.pipeline.random_inputs import InputCase, why_undecided
 from hatch_lower.pipeline.rounding import Marks, Rounding, rounding_of
-from hatch_lower.pipeline.same_leaves import are_equal, has_rounding_errors, is_same_tensor, plain_form
+from hatch_lower.pipeline.same_leaves import are_equal, has_rounding_errors, is_same_tensor, paths_with_nan, plain_form
 from hatch_lower.runtime.numbers import (
     GROSS,
     Measured,
@@ -82,6 +82,7 @@ class Sides:
     case: InputCase | None = None  # of the last call
     # by path, for outputs that are contiguous in eager only: eager's strides and the lowered method's
     strides: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
+    with_nan: list[str] = field(default_factory=list)  # paths of eager's outputs with NaN for the example inputs
 
     def refuse_case(self, case: InputCase) -> str:
         """Compare a call on fresh state; return the error if eager cannot run the call, else an empty string."""
@@ -130,6 +131,7 @@ class Sides:
                 found=refusal,
                 hint="the entry point must return a module that can be copied and called with its example inputs",
             )
+        self.with_nan = [f"output{path}" for path in paths_with_nan(expected)]
         kept = tensors.tree_map_only(torch.Tensor, torch.clone, expected)
         kept_given = tensors.tree_map_only(torch.Tensor, torch.clone, given) if self.gated else kept
         if second is None:
@@ -347,6 +349,7 @@ def verify_method(
         notes.append(
             f"outputs differ by up to {sides.most_steps:.2g} of a step of 8 bits, as the method rounds to integers"
         )
+    notes += [f"`{path}` of eager has NaN on the example inputs: NaN on both sides is equal" for path in sides.with_nan]
     notes += [
         f"`{path}` has the strides {given} that `torch.export` predicts, where eager has {expected}: if callers use"
         " `view`, return the output `.contiguous()`"

@@ -23,6 +23,12 @@ def plain_form(spec: tensors.TreeSpec) -> object:
     return kind, context, [plain_form(child) for child in spec.children()]
 
 
+def paths_with_nan(outputs: object) -> list[str]:
+    leaves, _ = tensors.tree_flatten_with_path(outputs)
+    pairs = [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor) and has_inexact_dtype(leaf)]
+    return [tensors.keystr(path) for path, leaf in pairs if leaf.isnan().any()]
+
+
 def is_same_tensor(expected: torch.Tensor, given: torch.Tensor) -> bool:
     """Return whether two tensors are equal without a closer look; false for tensors with NaN or numbers of 8 bits."""
     return expected.element_size() > 1 and torch.equal(expected, given)

@@ -310,6 +310,13 @@ def test_a_dictionary_stands_for_a_defaultdict() -> None:
     assert "another structure" in changed(module, lambda y: [{"sum": y[0]["sums"]}], torch.ones(2))
 
 
+def test_nan_among_eagers_outputs_is_noted() -> None:
+    module = Function(lambda x: [x + 1, x * float("nan"), x.long()])
+    assert verify(captured(module, torch.ones(2)), Lowered(module)).notes == (
+        "`output[1]` of eager has NaN on the example inputs: NaN on both sides is equal",
+    )
+
+
 def test_integers_are_compared_exactly() -> None:
     message = changed(Function(lambda x: x * 1), lambda y: y + 1, torch.arange(3))
     assert "  found: 3 of 3 values are different\n" in message
