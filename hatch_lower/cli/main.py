@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 
 import click
@@ -33,6 +34,8 @@ from hatch_lower.cli.tune_kernels import tune_kernels
 from hatch_lower.cli.verify_attestation import verify_attestation
 from hatch_lower.errors import LowerError, ProcessError, reading_hint
 
+INTERRUPTED = 128 + signal.SIGINT  # as of a shell: 1 is a verdict of several commands
+
 
 class Commands(click.Group):
     """A group of commands that turn a `LowerError` into a message and status 1."""
@@ -46,6 +49,9 @@ class Commands(click.Group):
         except LowerError as error:
             show_error(error)
             ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo("\nhatch-lower: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:

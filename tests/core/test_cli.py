@@ -160,6 +160,15 @@ def run(*args: str, **environment: str) -> Result:
     return CliRunner().invoke(main, args, env=environment)
 
 
+def test_an_interrupted_command_has_the_status_that_shells_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hatch_lower.config.schema.schema_text", interrupt)
+    result = CliRunner().invoke(main, ["schema"])
+    assert (result.exit_code, result.stderr) == (130, "\nhatch-lower: interrupted\n")
+
+
 def test_the_package_is_the_command_too() -> None:
     done = subprocess.run([sys.executable, "-m", "hatch_lower", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: python -m hatch_lower [OPTIONS] COMMAND [ARGS]...")
