@@ -34,8 +34,10 @@ def lstm(
     return write_layers(op.LSTM, LSTM_GATES, input, hx, layers, batch_first, {})
 
 
-def with_one_state(kernel: Callable[..., Any], gates: Sequence[int], **options: Any) -> Callable[..., Value]:
-    """Return the translation of a network without an LSTM's cell; `options` are those of each direction, or of all."""
+def with_one_state(
+    kernel: Callable[..., Any], gates: Sequence[int], options: Callable[[int], Mapping[str, object]]
+) -> Callable[..., Value]:
+    """Return the translation of a network without an LSTM's cell; `options` maps the number of directions."""
 
     def network(
         input: TFloat,
@@ -49,8 +51,7 @@ def with_one_state(kernel: Callable[..., Any], gates: Sequence[int], **options: 
         batch_first: bool,
     ) -> Value:
         layers = layers_of(params, has_biases, num_layers, bidirectional)
-        lists = {name: value * len(layers[0]) if isinstance(value, list) else value for name, value in options.items()}
-        return write_layers(kernel, gates, input, [hx], layers, batch_first, lists)
+        return write_layers(kernel, gates, input, [hx], layers, batch_first, options(1 + bidirectional))
 
     return network
 
@@ -108,8 +109,12 @@ def stacked(values: Sequence[Value]) -> Value:
 
 OWN_RECURRENT: Mapping[Any, Callable[..., Any]] = {
     # torch multiplies by the reset gate after the product with the hidden state
-    torch.ops.aten.gru.input: with_one_state(op.GRU, GRU_GATES, linear_before_reset=1),
+    torch.ops.aten.gru.input: with_one_state(op.GRU, GRU_GATES, lambda _: {"linear_before_reset": 1}),
     torch.ops.aten.lstm.input: lstm,
-    torch.ops.aten.rnn_relu.input: with_one_state(op.RNN, (0,), activations=["Relu"]),
-    torch.ops.aten.rnn_tanh.input: with_one_state(op.RNN, (0,), activations=["Tanh"]),
+    torch.ops.aten.rnn_relu.input: with_one_state(
+        op.RNN, (0,), lambda directions: {"activations": ["Relu"] * directions}
+    ),
+    torch.ops.aten.rnn_tanh.input: with_one_state(
+        op.RNN, (0,), lambda directions: {"activations": ["Tanh"] * directions}
+    ),
 }

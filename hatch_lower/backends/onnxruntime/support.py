@@ -273,7 +273,7 @@ def limit_reduction(given: Mapping[str, object]) -> str:
     return "" if given["dim"] else "a reduction over all dimensions without naming them is not taken"
 
 
-def limit_layer(given: Mapping[str, Any]) -> str:
+def limit_layer_norm(given: Mapping[str, Any]) -> str:
     # ONNX Runtime refuses such rows in the call.
     return "a layer norm of rows without elements is not taken" if 0 in given["normalized_shape"] else ""
 
@@ -332,9 +332,9 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
     torch.ops.aten.baddbmm.default: limit_zero_factor,
     torch.ops.aten.convolution.default: limit_convolution,
     torch.ops.aten.index.Tensor: limit_index,
-    torch.ops.aten.layer_norm.default: limit_layer,
+    torch.ops.aten.layer_norm.default: limit_layer_norm,
     torch.ops.aten.linalg_vector_norm.default: limit_norm,
-    torch.ops.aten.native_layer_norm.default: limit_layer,
+    torch.ops.aten.native_layer_norm.default: limit_layer_norm,
     torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
     torch.ops.aten.scatter.src: limit_scatter,
     torch.ops.aten.scatter_add.default: limit_scatter,
