@@ -140,15 +140,18 @@ def has_hidden_state(program: ExportedProgram, new_eager: Callable[[], Callable[
     """Return whether eager's results depend on earlier calls, though the exported program mutates nothing."""
     if written_into(program.graph_module):
         return False
-    eager, results = new_eager(), []
-    for _ in range(2):
+    eager = new_eager()
+
+    def call() -> object:
         args, kwargs = case.copied()
-        try:
-            with torch.no_grad():
-                results.append(tensors.tree_map_only(torch.Tensor, torch.clone, eager(*args, **kwargs)))
-        except Exception:  # no evidence
-            return False
-    return not are_equal(*(tensors.tree_map_only(torch.Tensor, torch.nan_to_num, result) for result in results))
+        with torch.no_grad():
+            return tensors.tree_map_only(torch.Tensor, torch.nan_to_num, eager(*args, **kwargs))
+
+    try:
+        first, second = call(), call()
+        return tensors.tree_flatten(first)[1] != tensors.tree_flatten(second)[1] or not are_equal(first, second)
+    except Exception:  # no evidence
+        return False
 
 
 def changed_parameters(program: ExportedProgram) -> frozenset[str]:

@@ -411,6 +411,19 @@ def test_values_that_python_objects_carry_from_call_to_call_are_told() -> None:
     )
 
 
+class Growing(Appending):
+    """Returns a tensor more in each call."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:  # type: ignore[override]
+        self.calls.append(1)
+        return [x] * len(self.calls)
+
+
+def test_outputs_that_grow_from_call_to_call_are_told() -> None:
+    model = captured(Growing(), torch.ones(2))
+    assert "keep values of Python objects in buffers" in refuse(model, Lowered(model.methods[0].program.module()))
+
+
 @pytest.mark.parametrize(
     ("norm", "noted"),
     [
