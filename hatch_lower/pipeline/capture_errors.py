@@ -76,7 +76,7 @@ def capture_error(
         )
     if (gradients := hint_on_gradients(error)) != "":
         return CaptureError(
-            f"torch.export cannot trace the derivatives in method `{name}`",
+            f"torch.export cannot trace derivatives or vectorized maps in method `{name}`",
             where=method_place(model, name, line_of(error, roots, module)),
             found=f"{type(error).__name__}: {cleaned(reason)}",
             hint=gradients,
@@ -98,7 +98,7 @@ def hint_on_code(error: Exception, reason: str) -> str:
     if "data-dependent" in reason or type(error).__name__ == "GuardOnDataDependentSymNode":
         return "the line depends on the values in a tensor; use `torch.cond`, `torch.where` or `torch._check` there"
     if "Unsupported input type" in reason or "not a known type" in reason:
-        return "use tensors, tuples and dictionaries; for a dataclass call `torch.export.register_dataclass` beside it"
+        return "use tensors, tuples and dictionaries; call `torch.export.register_dataclass` for a dataclass"
     return "rewrite the line with torch operations; `torch.export.draft_export` lists every obstacle"
 
 

@@ -183,8 +183,9 @@ def hint_on_gradients(error: BaseException) -> str:
     traced = any(frame.name in TRANSFORMATIONS and "_functorch" in frame.parts for frame in frames)
     if traced or any(words in str(error) for words in OF_DERIVATIVES):
         return (
-            "derivatives of `torch.func`, and gradients through operators that keep their result (`tanh`, `exp`), are"
-            " supported for inputs of fixed sizes: leave `dynamic_shapes` out, or write the derivative as operators"
+            "derivatives and some vectorized maps of `torch.func`, and gradients through operators that keep their"
+            " result (`tanh`, `exp`), are supported for inputs of fixed sizes: leave `dynamic_shapes` out, or write the"
+            " derivative or the map as operators"
         )
     return ""
 

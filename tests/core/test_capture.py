@@ -440,7 +440,7 @@ def test_a_class_that_torch_does_not_know(run: Callable[..., Any], given: Any) -
     message = refuse(type("Net", (torch.nn.Module,), {"forward": run})(), forward=Method((given,)))
     assert "test_capture.Batch`" in message
     assert message.endswith(
-        "to do: use tensors, tuples and dictionaries; for a dataclass call `torch.export.register_dataclass` beside it"
+        "to do: use tensors, tuples and dictionaries; call `torch.export.register_dataclass` for a dataclass"
     )
 
 
@@ -771,7 +771,7 @@ def test_derivatives_for_inputs_of_fixed_sizes() -> None:
 def test_derivatives_for_inputs_of_dynamic_sizes() -> None:
     method = Method((torch.ones(2, 3),), dynamic_shapes=({0: Dim("rows", max=8)},))
     refusal = refuse(Derived(), jacobian=method)
-    assert refusal.startswith("torch.export cannot trace the derivatives in method `jacobian`")
+    assert refusal.startswith("torch.export cannot trace derivatives or vectorized maps in method `jacobian`")
     assert "are supported for inputs of fixed sizes" in refusal
 
 
@@ -796,6 +796,17 @@ def test_a_vectorized_map_is_captured_as_operators_on_batches() -> None:
     assert canonical_form(method.program)
     given = torch.randn(5, 4)
     torch.testing.assert_close(method.program.module()(given), net(given))
+
+
+def test_a_vectorized_map_that_torch_traces_for_fixed_sizes_only() -> None:
+    class Sums(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.vmap(lambda column: column.cumsum(0), in_dims=1, out_dims=1)(x)
+
+    assert capture(Sums(), forward=Method((torch.ones(3, 4),))).methods
+    message = refuse(Sums(), forward=Method((torch.ones(3, 4),), dynamic_shapes={"x": {0: Dim("rows", max=64)}}))
+    assert message.startswith("torch.export cannot trace derivatives or vectorized maps in method `forward`")
+    assert "vectorized maps of `torch.func`" in message
 
 
 def test_each_method_is_exported_in_the_context_of_its_model() -> None:

@@ -392,7 +392,7 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import LowerError
 from hatch_lower.events import NullReporter
 from hatch_lower.pipeline.capture import capture_model
-from hatch_lower.pipeline.gate import drop_advice, with_place
+from hatch_lower.pipeline.gate import drop_advice
 from hatch_lower.pipeline.lower_model import lower_model, start_build
 
 torch.set_num_threads(1)

@@ -30,7 +30,7 @@ def flushes_denormals() -> bool:
 
 
 def put_back_device(device: torch.device) -> None:
-    # without a mode: a mode keeps eager from torch's fast paths
+    # `None` stands for torch's own default, without a mode for functions, which keeps eager from torch's fast paths
     torch.set_default_device(None if device == torch.device("cpu") else device)
 
 
