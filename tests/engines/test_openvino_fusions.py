@@ -195,6 +195,20 @@ def test_sums_of_many_dynamic_dimensions_are_eagers(tmp_path: Path) -> None:
     assert reason == "its result has more than 6 dimensions with dynamic sizes, and OpenVINO mixes up the kernels"
 
 
+def test_squeezes_of_dynamic_sizes_remove_dimensions_of_one_only(tmp_path: Path) -> None:
+    class Squeezes(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            single = x[:, :1]
+            return x.squeeze() + 1, single.squeeze((1, 2)) + 1, single.squeeze() + 1, x.squeeze().topk(2).indices
+
+    given = torch.randn(5, 3, 4)
+    program = torch.export.export(Squeezes(), (given,), dynamic_shapes=({0: Dim("n", min=2, max=9)},))
+    lowered = to_edge_transform_and_lower(program, partitioner=[OpenvinoBackend.partitioner({})]).to_executorch()
+    model = load(save_program(lowered, tmp_path / "saved"))
+    for x in (given, torch.randn(7, 3, 4)):
+        torch.testing.assert_close(model(x), Squeezes()(x))
+
+
 def test_a_computed_operand_ends_a_reductions_kernel(tmp_path: Path) -> None:
     module, x = Norms().eval(), torch.randn(2, 6, 8)
     lowered = to_edge_transform_and_lower(

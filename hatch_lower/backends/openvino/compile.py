@@ -32,7 +32,7 @@ from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.runtime.torch_private.recurrent import RECURRENT
 
-VERSION = "15"
+VERSION = "16"
 ALIGNMENT = 64  # of literals, in bytes
 
 

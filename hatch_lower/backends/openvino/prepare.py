@@ -119,6 +119,9 @@ class OpenvinoCopy(PartitionCopy):
         elif target in COMPOSITES:
             given: Any = torch.fx.map_arg(complete_arguments(node), self.values.__getitem__)
             (target, args), kwargs = COMPOSITES[target](given, node.meta["val"].dim()), {}
+        elif target in SQUEEZES:
+            ones = dimensions_of_one(node)  # OpenVINO removes all dimensions, or other dimensions, without any
+            target, args = (aten.squeeze.dims, (args[0], ones)) if ones else (aten.alias.default, args[:1])
         elif target is aten.var.correction and kwargs.get("correction") is None:
             kwargs = {**kwargs, "correction": 1}  # the frontend takes `None` for 0
         if rounds:  # an operation without effect keeps integer kernels from matching
@@ -211,6 +214,14 @@ def dtype_of(node: Node) -> torch.dtype:
     return value.dtype if isinstance(value, torch.Tensor) else torch.int64
 
 
+def dimensions_of_one(squeeze: Node) -> list[int]:
+    """Return the dimensions that an operation removes: of those that the operation names, those of size 1."""
+    given = complete_arguments(squeeze)
+    shape, named = given["self"].meta["val"].shape, given["dim"]
+    dims = {dim % len(shape) for dim in (named if isinstance(named, (list, tuple)) else [named])} if shape else set()
+    return sorted(dim for dim in dims if isinstance(shape[dim], int) and shape[dim] == 1)
+
+
 def joined_heads(attention: Node, mask: Node) -> Node | None:
     """Return the operation that joins the heads of attention in a dimension, if a mask is the same for all heads."""
     shape = mask.meta["val"].shape
@@ -282,6 +293,7 @@ COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, object], int], Call]] = {
     aten.softmax.int: partial(softmax_call, aten._softmax.default),
 }
 
+SQUEEZES = frozenset({aten.squeeze.dim, aten.squeeze.dims})
 COPIES = frozenset({aten.alias.default, aten.clone.default})
 
 # of their results only the first is that of a composite
