@@ -241,7 +241,8 @@ def by_hand_hint(metric: str, model: str, recipe: str = "") -> str:
     module, _, function = metric.partition(":")
     loaded = f"'{model}', recipe='{recipe}'" if recipe else f"'{model}'"
     call = f"import hatch_lower, {module}; print({module}.{function}(hatch_lower.load({loaded})))"
-    return f'call the metric by hand: build without `metric`, install the wheel, and run `python -c "{call}"`'
+    build = "build without `metric` and `max-drop`, install the wheel"
+    return f'call the metric by hand: {build}, and run `python -c "{call}"`'
 
 
 def size_text(size: int) -> str:

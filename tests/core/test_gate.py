@@ -463,14 +463,14 @@ def test_a_recipe_is_measured_in_a_process_that_has_not_run_the_models_code(tmp_
         "  where: model `net`, recipe `default`, `metric = net_data:ending`\n"
         "  found: the process ended: exit status 3\n"
         "  to do: the metric itself, or a delegate that the metric calls, ends the process; call the metric by hand:"
-        ' build without `metric`, install the wheel, and run `python -c "import hatch_lower, net_data;'
+        ' build without `metric` and `max-drop`, install the wheel, and run `python -c "import hatch_lower, net_data;'
         " print(net_data.ending(hatch_lower.load('net', recipe='default')))\"`"
     )
     assert failed == (
         "the metric failed\n"
         "  where: model `net`, recipe `default`, `metric = net_data:failing`, net_data.py:14\n"
         "  found: ValueError: no labels\n"
-        "  to do: call the metric by hand: build without `metric`, install the wheel, and run"
+        "  to do: call the metric by hand: build without `metric` and `max-drop`, install the wheel, and run"
         ' `python -c "import hatch_lower, net_data;'
         " print(net_data.failing(hatch_lower.load('net', recipe='default')))\"`"
     )
@@ -512,4 +512,6 @@ def test_a_metric_that_ends_the_build_process_is_named_with_a_call_by_hand(tmp_p
     request = ChildRequest(gated(REFERENCE), "net", tmp_path, "lower")
     error = answer_of(Child(request, process, nothing, 0.0, [Event("metric", "start", "net")]).exit(), 60)
     assert isinstance(error, LowerError)
-    assert error.hint.startswith("the metric ended the process; call the metric by hand: build without `metric`")
+    assert error.hint.startswith(
+        "the metric ended the process; call the metric by hand: build without `metric` and `max-drop`"
+    )

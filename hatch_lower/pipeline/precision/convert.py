@@ -165,7 +165,8 @@ class Conversion:
             methods = tuple(self._method(method, recipe, kept) for method in self._source.methods)
             small = SMALL[recipe.precision]
             if count_values(methods, small) <= count_values(self._source.methods, small):
-                operators = sorted({str(node.target) for method in methods for node in program_calls(method)})
+                targets = {node.target for method in methods for node in program_calls(method)}
+                operators = sorted(str(target) for target in targets if isinstance(target, OpOverload))
                 raise CaptureError(
                     f"the precision `{recipe.precision}` changes no operation of the model",
                     where=f"model `{self._model.name}`, recipe `{recipe.name}`",
