@@ -23,7 +23,8 @@ class Method:
         strict: export as `torch.export.export(strict=True)` does, by reading the method's bytecode. This finds a buffer
             that the method reaches through an object that is no module, as the cache of a decoder is.
         defer_guards: check the conditions on dynamic sizes that torch.export cannot prove for a whole range in each
-            call, and export as with `any_size`; without this such a condition is an error of the export.
+            call, and export as with `any_size`; without this such a condition is an error of the export for a `Dim`,
+            and a check in each call for `Dim.AUTO` and `Dim.DYNAMIC`.
         any_size: if torch.export refuses the ranges of dynamic sizes, export again without torch's own case for a size
             of 1. The comparison with eager then shows whether the method computes the same numbers for 1.
         narrow: as `any_size`, and names of dynamic sizes whose ranges may begin at 2 if torch.export refuses the ranges

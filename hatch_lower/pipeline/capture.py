@@ -135,7 +135,8 @@ def capture_method(model: str, name: str, whole: Model, declared: Method, roots:
     )
     keep_source_lines(module, call)
     before = tensor_versions(module)
-    export = partial(export_method, whole, exported, args, kwargs, shapes, declared)
+    signature = inspect.signature(named)
+    export = partial(export_method, whole, exported, signature, args, kwargs, shapes, declared)
     gradients = False
     changes: dict[tuple[int, str], AttributeChange] = {}
     try:
@@ -170,7 +171,7 @@ def capture_method(model: str, name: str, whole: Model, declared: Method, roots:
     refuse_counting(f"model `{model}`", name, module, changes.values(), same_again)
     if strict:
         name_module_paths(program)
-    program, signature = in_plain_form(program), inspect.signature(named)
+    program = in_plain_form(program)
     dimensions = dimension_names(program, shapes, signature, args, kwargs)
     names = positional_names(signature, len(args))
     lines = tuple(narrowed_ranges(program, dimensions, sizes))

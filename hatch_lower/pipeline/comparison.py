@@ -12,6 +12,7 @@ from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.record import OutputMetrics
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import (
+    ASSUMED_HINT,
     FAST_PATH_HINT,
     HIDDEN_STATE_HINT,
     TRAINING_HINT,
@@ -213,7 +214,8 @@ class Sides:
     def mismatch(self, what: str, place: str, found: str) -> MismatchError:
         # an unstable order of equal numbers is a likelier cause of a difference than an engine
         order = "" if self.case is None else why_undecided(self.new_eager(), self.case, order_alone=True)
-        hint = f"{order}: make the outputs independent of that order; else {self.hint}" if order else self.hint
+        usual = ASSUMED_HINT if "Runtime assertion failed" in found else self.hint
+        hint = f"{order}: make the outputs independent of that order; else {usual}" if order else usual
         error = MismatchError(what, where=f"{self.where}, {place}", found=found, hint=hint)
         error.case = self.case
         return error

@@ -21,6 +21,10 @@ from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
+ASSUMED_HINT = (
+    "torch.export chose the operations for sizes that meet the condition: declare such sizes, for example"
+    ' `2 * torch.export.Dim("half")`, or rewrite the line that depends on the size'
+)
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
 FAST_PATH_HINT = (
     "in inference eager takes torch's fast path for layers of transformers, which returns zeros where the input is"

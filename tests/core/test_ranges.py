@@ -56,6 +56,18 @@ class Turned(torch.nn.Module):
         return self.linear(x[:, :frames].transpose(0, 1)).transpose(0, 1).contiguous()
 
 
+class Halves(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: x.shape[0] // 2 + 1] * 2
+
+
+class Branching(torch.nn.Module):
+    """Other operations for a multiple of seven rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3 if x.shape[0] % 7 == 0 else x * 2
+
+
 def capture(module: torch.nn.Module, events: Events, example: torch.Tensor, **options: Any) -> CapturedMethod:
     method = Method((example,), dynamic_shapes={"x": {0: ROWS, 1: COLUMNS}}, **options)
     (found,) = capture_model("net", Model(module.eval(), {"forward": method}), events).methods
@@ -100,6 +112,23 @@ def test_a_deferred_condition_is_no_check_of_a_size_other_than_1() -> None:
             x = torch.randn(rows, columns, 4)
             with torch.no_grad():
                 torch.testing.assert_close(each.module()(x), module(x))
+
+
+@pytest.mark.parametrize("rows", [Dim.AUTO, Dim.DYNAMIC], ids=["auto", "dynamic"])
+def test_a_call_checks_what_torch_assumes_of_a_size_without_a_range(rows: Any) -> None:
+    module = Branching()
+    method = Method((torch.ones(5, 3),), dynamic_shapes={"x": {0: rows}})
+    (found,) = capture_model("net", Model(module, {"forward": method}), Events()).methods
+    for program in (found.program, decompose(found.program, ())):
+        torch.testing.assert_close(program.module()(torch.ones(4, 3)), module(torch.ones(4, 3)))
+        with pytest.raises(RuntimeError, match="Runtime assertion failed for expression Ne"):
+            program.module()(torch.ones(14, 3))
+
+
+def test_a_condition_that_every_size_meets_is_no_check() -> None:
+    method = Method((torch.ones(5, 3),), dynamic_shapes={"x": {0: Dim.AUTO}})
+    (found,) = capture_model("net", Model(Halves(), {"forward": method}), Events()).methods
+    assert [node for node in found.program.graph.nodes if "assert" in str(node.target)] == []
 
 
 def test_torch_is_as_before_after_the_export() -> None:

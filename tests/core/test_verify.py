@@ -267,6 +267,14 @@ def test_what_was_compared_is_summed_up() -> None:
     assert compared_text(cases[:1], None) == "example inputs"
 
 
+def test_a_condition_on_sizes_that_a_size_does_not_meet_is_said_to_be_torchs_assumption() -> None:
+    def fail(result: Any) -> Any:
+        raise RuntimeError("Runtime assertion failed for expression Ne(Mod(s0, 7), 0)")
+
+    message = changed(Function(lambda x: x + 1), fail, torch.ones(2))
+    assert "  to do: torch.export chose the operations for sizes that meet the condition: declare such sizes" in message
+
+
 def test_a_lowered_method_that_fails() -> None:
     module = Function(lambda x: x + 1)
 
