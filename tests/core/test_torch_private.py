@@ -241,6 +241,7 @@ def test_inductor_knows_what_it_generates() -> None:
     assert "AOTInductorModelContainerRun" in inductor.interface_path().read_text()
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, on the way to inductor
 def test_vector_registers_are_pinned_for_as_long_as_it_is_asked() -> None:
     from torch._inductor import config, cpu_vec_isa
 
