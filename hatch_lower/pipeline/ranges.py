@@ -18,7 +18,7 @@ from hatch_lower.pipeline.parameters import DeclaredSize, dimension_names
 from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.any_size import for_any_size
 from hatch_lower.runtime.torch_private.programs import mode_of_fakes
-from hatch_lower.runtime.torch_private.symbols import bound_sympy, compute
+from hatch_lower.runtime.torch_private.symbols import bound_sympy, compute, is_computable
 
 SMALL_SIZES = 1000  # of which each is tried in a condition on a single size; fewer with several sizes
 LARGE_SIZES = tuple(2**exponent for exponent in range(4, 21))
@@ -99,16 +99,28 @@ def refuted_conditions(program: ExportedProgram) -> list[sympy.Basic]:
 
 
 def is_refuted(condition: sympy.Basic, ranges: Mapping[Any, Any]) -> bool:
-    """Return whether a condition is false for sizes in the ranges: small sizes, powers of two, or the largest."""
+    """Return whether a condition is false for sizes in the ranges: small sizes, powers of two, or the largest.
+
+    A condition with a function that cannot be computed counts as refuted.
+    """
+    if not is_computable(condition):
+        return True
     names = sorted(condition.free_symbols, key=str)
     count = round(SMALL_SIZES ** (1 / max(len(names), 1)))
     combinations = itertools.product(*(tried_sizes(ranges[name], count) for name in names))
     tried = itertools.islice(combinations, MOST_TRIED)
-    return any(not compute(condition, dict(zip(names, sizes, strict=True))) for sizes in tried)
+    return any(is_false(condition, dict(zip(names, sizes, strict=True))) for sizes in tried)
+
+
+def is_false(condition: sympy.Basic, sizes: Mapping[Any, int]) -> bool:
+    try:
+        return not compute(condition, sizes)
+    except ZeroDivisionError:  # eager fails for these sizes, too
+        return False
 
 
 def tried_sizes(bounds: Any, count: int) -> list[int]:
-    least, most = int(bounds.lower), int(min(bounds.upper, LARGE_SIZES[-1]))
+    least, most = int(max(bounds.lower, -LARGE_SIZES[-1])), int(min(bounds.upper, LARGE_SIZES[-1]))
     large = (size for size in LARGE_SIZES if least < size < most)
     return sorted({*range(least, min(least + count, most)), *large, most})
 

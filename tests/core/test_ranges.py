@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch.export import Dim
 
@@ -13,7 +14,9 @@ from hatch_lower.events import Event
 from hatch_lower.exir.lowering.convert import decompose
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, capture_model
+from hatch_lower.pipeline.ranges import is_refuted
 from hatch_lower.runtime.torch_private.any_size import for_any_size
+from hatch_lower.runtime.torch_private.symbols import PythonMod, ValueRanges, int_oo
 
 pytestmark = pytest.mark.torch
 
@@ -129,6 +132,29 @@ def test_a_condition_that_every_size_meets_is_no_check() -> None:
     method = Method((torch.ones(5, 3),), dynamic_shapes={"x": {0: Dim.AUTO}})
     (found,) = capture_model("net", Model(Halves(), {"forward": method}), Events()).methods
     assert [node for node in found.program.graph.nodes if "assert" in str(node.target)] == []
+
+
+class Numbered(torch.nn.Module):
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        return x * 3 if number % x.shape[0] == 3 else x * number
+
+
+@pytest.mark.parametrize(("number", "same", "other"), [(5, 6, 7), (-5, 7, 6)])
+def test_a_call_checks_what_torch_assumes_of_a_number(number: int, same: int, other: int) -> None:
+    module = Numbered()
+    rows = {0: Dim("rows", min=2, max=9)}
+    method = Method((torch.ones(4, 3), number), dynamic_shapes={"x": rows, "number": Dim.AUTO})
+    (found,) = capture_model("net", Model(module, {"forward": method}), Events()).methods
+    torch.testing.assert_close(found.program.module()(torch.ones(4, 3), same), module(torch.ones(4, 3), same))
+    with pytest.raises(RuntimeError, match="Runtime assertion failed for expression"):
+        found.program.module()(torch.ones(4, 3), other)
+
+
+def test_a_condition_is_tried_without_a_division_by_zero_and_below_zero() -> None:
+    a, b = sympy.symbols("a b", integer=True)
+    ranges = {a: ValueRanges(-int_oo, int_oo), b: ValueRanges(0, int_oo)}
+    assert is_refuted(sympy.Ne(PythonMod(a, b), 1), ranges)
+    assert not is_refuted(sympy.Ge(PythonMod(a, b), 0), ranges)
 
 
 def test_torch_is_as_before_after_the_export() -> None:

@@ -120,7 +120,7 @@ class OpenvinoCopy(PartitionCopy):
             given: Any = torch.fx.map_arg(complete_arguments(node), self.values.__getitem__)
             (target, args), kwargs = COMPOSITES[target](given, node.meta["val"].dim()), {}
         elif target in SQUEEZES:
-            ones = dimensions_of_one(node)  # OpenVINO removes all dimensions, or other dimensions, without any
+            ones = dimensions_of_one(node)  # without such a dimension, OpenVINO removes other dimensions
             target, args = (aten.squeeze.dims, (args[0], ones)) if ones else (aten.alias.default, args[:1])
         elif target is aten.var.correction and kwargs.get("correction") is None:
             kwargs = {**kwargs, "correction": 1}  # the frontend takes `None` for 0
@@ -215,7 +215,7 @@ def dtype_of(node: Node) -> torch.dtype:
 
 
 def dimensions_of_one(squeeze: Node) -> list[int]:
-    """Return the dimensions that an operation removes: of those that the operation names, those of size 1."""
+    """Return the dimensions of size 1 among the dimensions that an operation names."""
     given = complete_arguments(squeeze)
     shape, named = given["self"].meta["val"].shape, given["dim"]
     dims = {dim % len(shape) for dim in (named if isinstance(named, (list, tuple)) else [named])} if shape else set()
